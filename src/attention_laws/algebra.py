@@ -12,7 +12,6 @@ Source: [Attention Is All You Need](https://arxiv.org/abs/1706.03762), Vaswani e
 """
 
 import re
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -34,7 +33,6 @@ from attention_laws.law import (
 from attention_laws.script import CallArguments, Script, find_output
 from attention_laws.tools import (
     CalledFunctions,
-    WeightsRecorder,
     captured_input,
     captured_inputs,
     is_called,
@@ -66,7 +64,8 @@ def rows_sum_to_one(script: Script) -> None:
     axis, are no distribution over these keys. If no weights are returned, all values
     are made equal: every weighted mean of them is then the same; equal nodes of a graph
     have equal outputs, however many neighbors they have. With `only`, weights that are
-    returned after dropout fail, too; those of PyTorch and of many others are.
+    returned after dropout fail, too; those of PyTorch and of many others are. Functions
+    are called with more keys than a block has, too.
     """
     adapter = script.adapter
     if edges := edge_argument(adapter):
@@ -107,6 +106,18 @@ def rows_sum_to_one(script: Script) -> None:
             tolerance = script.tolerance(sums)
             script.assert_true(f"({sums} - 1).abs().max() <= {tolerance}", message)
             script.assert_true(f"{weights}.min() >= 0", "a weight is negative")
+    if not adapter.is_module and not adapter.fixed_length:
+        assert_many_equal_values_pass(script)
+
+
+def assert_many_equal_values_pass(script: Script) -> None:
+    """The weights of a row sum to one if there are more keys than in one block."""
+    script.sizes = replace(script.sizes, batch_size=1, q_len=MANY_KEYS, k_len=MANY_KEYS)
+    script.restart()
+    with script.attempt():  # its tables may have fewer positions
+        args = script.make_arguments()
+        assert_equal_values_pass(script, args)
+        assert_equal_values_pass(script, with_large_queries(script, args))
 
 
 def seeing(script: Script, args: CallArguments) -> str:
@@ -172,11 +183,9 @@ def equal_values(script: Script) -> None:
     are computed in blocks, and large scores where a maximum is not the right one. What
     the last projection gets is compared, if it is known: no norm and no residual
     connection is before it. A sink, and the padding of windows, may take a part, but
-    none of them can add to it: windows that overlap have to share their tokens. Copies
-    of a token add up if the weights of each pair are shares of its channels, or heads.
+    none of them can add to it: windows that overlap have to share their tokens.
     """
     adapter = script.adapter
-    assert_copies_add_nothing(script)
     is_past = adapter.causal and documented.leaves_out_own(adapter.target)
     skip_unless(not is_past, "its first token sees no values")
     skip_unless(adapter.is_module and not adapter.is_pooled, "has no value projection")
@@ -207,55 +216,6 @@ def equal_values(script: Script) -> None:
             if length == MANY_KEYS:
                 continue  # more keys than its tables have positions
             raise
-
-
-# Numbers of queries and keys that are no other size.
-QUERIES, KEYS = 11, 13
-
-
-def assert_copies_add_nothing(script: Script) -> None:
-    """Copies of a token give what it gives alone, if a softmax is of pairs of tokens.
-
-    It has an axis of queries and one of keys. If one is over the keys, or there is
-    none, as in a linear attention, nothing is tested.
-    """
-    adapter, usual = script.adapter, script.sizes
-    if adapter.is_pooled or adapter.fixed_length or adapter.required_mask:
-        return
-    queries = QUERIES if adapter.cross_attention else KEYS
-    script.sizes = replace(usual, q_len=queries, k_len=KEYS)
-    script.restart()
-    with script.attempt():
-        args = make_equal_tokens(script, script.make_arguments())
-        with WeightsRecorder() as recorder:
-            together = script.call(args, **at_one_point(script, args))
-        if are_normalized_elsewhere(recorder, (queries, KEYS)):
-            first = adapter.index(l=slice(0, 1))
-            inputs = [*args.inputs]
-            roles = adapter.key_roles if adapter.cross_attention else range(len(inputs))
-            for role in roles:
-                inputs[role] = script.assign(inputs[role], f"{inputs[role]}{first}")
-            one = replace(args, inputs=tuple(inputs))
-            alone = script.call(one, **at_one_point(script, one))
-            message = "{place} differs if a token has copies: their weights add up"
-            script.assert_close(f"{alone}{first}", f"{together}{first}", message)
-    script.sizes = usual
-
-
-def at_one_point(script: Script, args: CallArguments) -> dict[str, str]:
-    """The coordinates of tokens, if it takes some, made equal."""
-    sized = script.sized_arguments(args, 0, [*args.inputs])
-    return {name: f"0 * {text}" for name, text in sized.items() if "float()" in text}
-
-
-def are_normalized_elsewhere(
-    recorder: WeightsRecorder, lengths: tuple[int, int]
-) -> bool:
-    """Whether weights have axes of queries and keys, and none are shares of keys."""
-    wanted = Counter(lengths)
-    found = [(weights.shape, dim) for weights, dim in recorder.found]
-    is_of_pairs = any(not wanted - Counter(shape) for shape, _ in found)
-    return is_of_pairs and not any(shape[dim] == lengths[1] for shape, dim in found)
 
 
 def find_values(script: Script) -> tuple[dict[str, str], list[int]]:
@@ -446,7 +406,7 @@ def with_large_queries(script: Script, args: CallArguments) -> CallArguments:
     return replace(args, inputs=(large, *others))
 
 
-@law(assumes="assignment")
+@law(assumes="assignment monotonic")
 def weights_axes(script: Script) -> None:
     r"""Returned weights have a row for each query, and a column for each key.
 
@@ -966,6 +926,9 @@ def assert_weights_are_as_documented(script: Script) -> None:
     usual_sizes = script.sizes
     script.sizes = replace(usual_sizes, batch_size=64)  # some weights are dropped
     script.restart()
+    if not script.evaluate("dropout_places(attention)"):
+        script.sizes = usual_sizes
+        return
     weights = script.call_for_weights(script.make_arguments())
     usual = script.evaluate(f"({weights} == 0).sum().item()")
     script.restart("train", dropout=0.5)

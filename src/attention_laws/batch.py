@@ -14,6 +14,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,7 +39,8 @@ def batch_independence(script: Script) -> None:
     others. So do those of a graph among the edges of several, or in a batch of which an
     argument tells the graph of each node. Variables of a series that are documented to
     be independent are items, too, and so are videos whose frames are images. An item
-    has its own memory, and its own text for all of its frames.
+    has its own memory, its own text for all of its frames, and its own mask for all of
+    its views.
     """
     ends = [n for n in script.adapter.extra_args if n.startswith("cu_seq")]
     if ends and not script.adapter.position_args:
@@ -68,6 +70,7 @@ def batch_independence(script: Script) -> None:
         assert_pixels_equal_alone(script)
     if len(script.adapter.inputs) == 2:
         assert_context_is_shared(script)
+        assert_views_are_of_item(script)
     length, items = script.sizes.k_len, f"torch.arange({script.sizes.batch_size})"
     tokens = f"torch.arange({length})"
     # The distances of the tokens of an item are others than those of the other items,
@@ -76,6 +79,11 @@ def batch_independence(script: Script) -> None:
     segments = f"({tokens} > {items}[:, None]).long()"
     for argument, numbers in assigned_ids(script, positions, segments):
         assert_items_have_own(script, argument, numbers, lambda n: f"[{n}:{n + 1}]")
+    for argument in optional_integers(script.adapter):
+        script.restart()
+        with script.attempt():  # they may be tables of other numbers
+            numbers = script.assign(argument, f"({positions}){script.to_device()}")
+            assert_items_have_own(script, argument, numbers, lambda n: f"[{n}:{n + 1}]")
     adapter, usual = script.adapter, script.sizes
     assert_memories_are_of_items(script)
     assert_items_have_own_tensors(script)
@@ -611,7 +619,7 @@ def assert_items_equal_alone(
 ) -> None:
     """Each batch item, with its own mask, gives the same output in a batch of one."""
     args = script.make_arguments(allowed, mask)
-    together = script.call(args)
+    together = script.call_for_all(args)
     for item in range(script.sizes.batch_size):
         with script.rollback():
             index = item_index(script, item)
@@ -620,10 +628,37 @@ def assert_items_equal_alone(
             )
             own = allowed[..., item : item + 1]
             single = CallArguments(inputs, script.encode_mask(own, mask), own)
-            alone = script.call(single)
+            alone = script.call_for_all(single)
             queries = script.real_queries(single)
+            picked: Any = {} if script.adapter.is_pooled else {"l": queries}
             message = f"query {{l}} of batch item {item} differs if the item is alone"
-            script.assert_close(f"{together}{index}", alone, message, l=queries)
+            script.assert_close(f"{together}{index}", alone, message, **picked)
+
+
+def optional_integers(adapter: Adapter) -> list[str]:
+    """Optional arguments, documented as an integer for each token of each item."""
+    shapes = documented.all_shapes(adapter.target)
+    integers = documented.integers(adapter.target)
+    return [
+        name
+        for name in names.optional_tensors(adapter)
+        if name in integers and len(shapes.get(name, ())) == 2
+        if documented.BATCH_PATTERN.match(shapes[name][0])
+        if name not in (adapter.position_ids, adapter.segment_ids)
+    ]
+
+
+def assert_views_are_of_item(script: Script) -> None:
+    """Items with two views, such as images, are apart, as are their masks."""
+    adapter = script.adapter
+    if adapter.packing != "{0}[:, None]":
+        return
+    script.adapter = replace(adapter, packing="torch.stack([{0}] * 2, 1)")
+    for allowed, mask in item_masks(script):
+        with script.attempt():  # each view may have a mask of its own
+            script.restart()
+            assert_items_equal_alone(script, allowed, mask)
+    script.adapter = adapter
 
 
 def assert_items_have_own(

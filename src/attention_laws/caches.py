@@ -98,7 +98,8 @@ def reset_methods(target: Any) -> list[str]:
     return [
         name
         for name in filter(RESET_PATTERN.fullmatch, dir(kind))
-        if inspect.isfunction(getattr(kind, name, None))
+        if inspect.isfunction(method := getattr(kind, name, None))
+        and "parameters" not in method.__code__.co_names  # which it initializes
         and not any(
             names.required_by_name(names.parameters_of_method(kind, name)).values()
         )

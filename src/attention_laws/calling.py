@@ -275,7 +275,9 @@ def mask_candidates(probe: CallProbe) -> Iterator[MaskArgument]:
         encodings = {
             name: ""
             for name in other
-            if names.MASK_PATTERN.search(name) or names.CAUSAL_PATTERN.match(name)
+            if names.MASK_PATTERN.search(name)
+            or names.CAUSAL_PATTERN.match(name)
+            or documented.is_map_of(adapter.target, name, adapter.inputs[0])
             if not names.GLOBAL_PATTERN.search(name)
         }
         # Beside the lengths of keys, those of queries hide none.
@@ -471,7 +473,7 @@ def variants_and_masks(
     # number of heads has a default that would divide the width, too.
     counted = [f for f in filled if {*f["extra_args"].values()} == {"{heads}"}]
     yield from itertools.product([*counted, {}], [None, *required_masks])
-    usual = [*second_inputs(probe), *filled]
+    usual = [*packed_contexts(probe), *second_inputs(probe), *filled]
     usual += [*packed_inputs(probe), *optional_arguments(probe)]
     usual += [*needed_together(probe, filled)]
     yield from itertools.product(usual, [*required_masks, None])
@@ -699,6 +701,7 @@ def second_inputs(probe: CallProbe) -> Iterator[dict[str, Any]]:
         value = adapter.call_args.get(name, ...)
         # The name of a size is one of a tensor if the documentation says so.
         is_named = names.value_of(name) and len(shapes.get(name, ())) == 3
+        is_named = is_named or names.is_given_to_layer(adapter.target, name)
         if value is not None or not (is_named or names.may_be_context(parameter)):
             continue
         others = {n: v for n, v in adapter.call_args.items() if n != name}
@@ -706,6 +709,38 @@ def second_inputs(probe: CallProbe) -> Iterator[dict[str, Any]]:
         rest = CallProbe(replace(adapter, call_args=others), probe.options)
         for more in ({"call_args": others}, *filled_arguments(rest)):
             yield fields | more
+
+
+def packed_contexts(probe: CallProbe) -> Iterator[dict[str, Any]]:
+    """Required arguments as the context, of which the tokens are in several parts.
+
+    That is a list of feature maps, or of sequences, or a tensor that is documented to
+    have an axis more than the queries, as several passages of a text have. The first
+    input may be a list, too.
+    """
+    adapter = probe.adapter
+    if not adapter.single_input or probe.options.inputs:
+        return
+    shapes, maps = documented.shapes(adapter.target), "[{0}.mT.unflatten(2, (1, -1))]"
+    first = adapter.inputs[0]
+    if documented.says_of(adapter.target, first, r"\blist\b"):
+        if names.is_list(adapter.target, first):
+            for packing in (maps, "[{0}]"):
+                yield {"packing": packing}
+                yield {"packing": packing, "is_pooled": True}
+    for name in [n for n, value in adapter.call_args.items() if value is None]:
+        axes, of_query = (shapes.get(n, ()) for n in (name, adapter.inputs[0]))
+        has_parts = len(axes) == 4 and len(of_query) == 3 and axes[-1] == of_query[-1]
+        has_parts = has_parts and len({*axes[1:3], of_query[1]}) == 3
+        packings = ["{0}[:, None]"] if has_parts else []
+        if names.is_list(adapter.target, name):
+            packings = [maps, "[{0}]"]
+        others = {n: v for n, v in adapter.call_args.items() if n != name}
+        rest = CallProbe(replace(adapter, call_args=others), probe.options)
+        fields = {"inputs": (*adapter.inputs, name), "by_keyword": True}
+        for packing in packings:
+            for more in ({"call_args": others}, *filled_arguments(rest)):
+                yield fields | {"packing": packing} | more
 
 
 def packed_inputs(probe: CallProbe) -> Iterator[dict[str, Any]]:

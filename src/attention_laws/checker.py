@@ -49,6 +49,7 @@ from attention_laws import (
     positions,
     scores,
     sinks,
+    structure,
 )
 from attention_laws.adapter import Adapter, CallError, Fact, Options, Sizes
 from attention_laws.calling import CallProbe, order_matters, queries_meet
@@ -290,7 +291,7 @@ def run_once(
         if not failure.is_call:
             reason = f"the check could not compute its reference ({failure})"
             raise NotApplicable(reason) from failure
-        if is_refusal(failure, adapter):
+        if is_refusal(failure, adapter) or exceeds_batch(script):
             raise NotApplicable(f"refused: {first_line(failure.error)}") from failure
         code = script.program()
         raise LawViolation(f"raises {failure}", math.nan, 0.0, code) from failure
@@ -300,6 +301,12 @@ def run_once(
         # A failure of the checker is no violation of a law.
         reason = f"the check itself failed: {type(error).__name__}: {first_line(error)}"
         raise NotApplicable(reason) from error
+
+
+def exceeds_batch(script: Script) -> bool:
+    """Whether there are more batch items than a cache of the attention has room for."""
+    limit = structure.largest_batch(script.namespace.get("attention"))
+    return limit is not None and script.sizes.batch_size > limit
 
 
 def is_refusal(failure: ScriptError, adapter: Adapter) -> bool:

@@ -970,6 +970,8 @@ def decode_with_cache(script: Script, pieces: list[int], mode: str = "eval") -> 
     """Pieces give the same outputs as the whole, also if a cache is given twice."""
     assert script.adapter.cache is not None
     length = script.sizes.k_len
+    if names.takes_tree(script.adapter.target):
+        pieces = [pieces[0], sum(pieces[1:])]  # a draft is not what the next follows
     whole, outputs, args, last_cache = compute_pieces(script, pieces, mode)
     text = ", ".join(map(str, pieces))
     message = f"{{place}} differs if the tokens come in pieces of {text}"

@@ -150,6 +150,19 @@ def is_mask_of(target: Any, mask: str, context: str) -> bool:
     return len(axes) == 2 and axes == found.get(context, ())[:2]
 
 
+def is_map_of(target: Any, name: str, image: str) -> bool:
+    r"""Whether an argument is documented to have a number for each pixel of an image.
+
+    >>> def attend(x, body, kept): "x: [B, C, D, H, W]; body: [B, D, H, W]; kept: [B]"
+    >>> [is_map_of(attend, name, "x") for name in ("body", "kept")]
+    [True, False]
+    """
+    found = all_shapes(target)
+    axes, of_image = found.get(name, ()), found.get(image, ())
+    is_part = len(axes) == len(of_image) - 1 >= 3 and {*axes} <= {*of_image}
+    return is_part and axes[:1] == of_image[:1]
+
+
 def docstrings(target: Any) -> list[str]:
     """The docstrings of a class, its constructor and its `forward`."""
     functions = [target, getattr(target, "forward", None)]
@@ -338,6 +351,67 @@ def decays_both_ways(target: Any) -> bool:
     )
 
 
+def is_periodic(target: Any) -> bool:
+    r"""Whether an axis of the tokens is documented to be a circle, without an end.
+
+    >>> def attend(x): "x: (B, lat, lon, C). The grid is periodic in longitude."
+    >>> def attend_to_past(x): "Finds what is periodic in a series."
+    >>> is_periodic(attend), is_periodic(attend_to_past)
+    (True, False)
+    """
+    what = r"(grid|axis|axes|sequence|image|ring|boundar\w+|domain|longitudes?|columns)"
+    how = r"(periodic|circular|cyclic)"
+    return says(
+        target,
+        rf"\b{how} {what}\b|\b{what} (is|are|has|have) (a )?{how}\b"
+        r"|\broll(ing|ed)?\b[^.]*\b(output|result)s? (is|are) rolled\b"
+        r"|\bcommutes? with (a |the )?(rotation|roll)"
+        r"|\brolling\b[^.]*\brolls\b",
+    )
+
+
+def gets_one_chunk(target: Any) -> bool:
+    r"""Whether a call is documented to get one chunk, all of which is seen.
+
+    >>> def attend(x): "Each call gets one chunk (B, T, C), which is seen as a whole."
+    >>> def attend_to_all(x): "Chunk-wise attention to a sequence."
+    >>> gets_one_chunk(attend), gets_one_chunk(attend_to_all)
+    (True, False)
+    """
+    one = r"\b(one|a single|the next) chunk\b"
+    return says(target, rf"\bcall\b[^.]*{one}|{one}[^.]*\b(per|each|every|a) call\b")
+
+
+def keeps_motions(target: Any) -> list[str]:
+    r"""How coordinates may be moved without an effect, as far as it is documented.
+
+    >>> def attend(h, x): "E(3)-equivariant attention for atoms."
+    >>> def attend_on_map(x, xyz): "Invariant to a shift of the tile."
+    >>> def attend_in_order(x): "A permutation-equivariant layer."
+    >>> [keeps_motions(each) for each in (attend, attend_on_map, attend_in_order)]
+    [['shifted', 'rotated'], ['shifted'], []]
+    """
+    stated = r"\b(equi|in)varian(t|ce)\b"
+    group = r"\b(S?E\((n|\d)\)|rigid|rotations?|rotated)"
+    near = rf"({stated}[^.]*{group}|{group}[^.]*{stated})"
+    if says(target, near):
+        return ["shifted", "rotated"]
+    shift = r"\b(shift(s|ed)?|translat\w+)\b"
+    return ["shifted"] * says(target, rf"{stated}[^.]*{shift}|{shift}[^.]*{stated}")
+
+
+def shares_in_training(target: Any) -> bool:
+    r"""Whether the items of a batch are documented to share something in training.
+
+    >>> def attend(x): "In training the delays are shared by the batch."
+    >>> def attend_alone(x): "In training and in evaluation, items are apart."
+    >>> shares_in_training(attend), shares_in_training(attend_alone)
+    (True, False)
+    """
+    shared = r"(shared? (by|over|across|in)|(mean|averaged?) (of|over|across)|same for)"
+    return says(target, rf"\btraining\b[^.]*\b{shared} (all |the )*(items|batch)\b")
+
+
 def aligns_ends(target: Any) -> bool:
     r"""Whether the documentation says that the last query is aligned with the last key.
 
@@ -395,7 +469,25 @@ def is_left_out_later(target: Any, argument: str) -> bool:
     found = (
         re.search(when, each, re.IGNORECASE) for each in named if re.search(how, each)
     )
-    return any(found)
+    first = (
+        r"\bin the first (step|call) only\b|\bonly (\w+ )?in the first (step|call)\b"
+    )
+    return any(found) or re.search(first, entry(target, argument)) is not None
+
+
+def entry(target: Any, argument: str) -> str:
+    r"""What docstrings say of an argument, as far as the name of the next one.
+
+    >>> def attend(x, mask, bias): "mask: True at padding. As usual. bias: any number."
+    >>> entry(attend, "mask")
+    ': True at padding. As usual. '
+    """
+    text = in_one_line(docstrings(target))
+    names = "|".join(map(re.escape, parameters_by_name(target)))
+    parts = re.split(rf"\b({names})\b[`*]*(?=(?:, \w+)* ?[:(])", text)
+    return "".join(
+        parts[n + 1] for n in range(1, len(parts), 2) if parts[n] == argument
+    )
 
 
 def precedes(target: Any, argument: str) -> bool:
@@ -576,7 +668,7 @@ def drops_alike_for_queries(target: Any) -> bool:
     >>> drops_alike_for_queries(attend), drops_alike_for_queries(drops_alike_in_heads)
     (True, False)
     """
-    same = r"dropped (alike )?for (all|each)|locked (over|across)"
+    same = r"(dropped|hidden) (alike )?(for|from) (all|each|every)|locked (over|across)"
     return says(target, rf"\b({same}) (of )?(the )?quer(y|ies)\b")
 
 
@@ -593,6 +685,17 @@ def scales_by_rest(target: Any) -> bool:
     )
 
 
+def renormalizes_rest(target: Any) -> bool:
+    r"""Whether weights that remain are documented to sum to one again: no mean is kept.
+
+    >>> def attend(x): "Keys are dropped; the remaining weights are renormalized."
+    >>> renormalizes_rest(attend), renormalizes_rest(scales_by_rest)
+    (True, False)
+    """
+    rest = r"\b(remaining|rest|others|left|kept)\b"
+    return says(target, rf"{rest}[^.]*\b(re-?normali[sz]ed|sum to (one|1))\b")
+
+
 def place_of_dropout(target: Any) -> str:
     r"""Whether returned weights are "after" or "before" dropout; "" if it says nothing.
 
@@ -603,14 +706,21 @@ def place_of_dropout(target: Any) -> str:
     >>> attend.__doc__ = "The weights used to compute the weighted average of values."
     >>> place_of_dropout(attend)
     'after'
+    >>> attend.__doc__ = "attn: maps with which the values of each head were mixed."
+    >>> place_of_dropout(attend)
+    'after'
     """
     text = in_one_line(docstrings(target))
     used = r"used to compute the weighted (average|sum)|multipl(y|ied) the values"
     used += r"|(were|are) applied to (the )?values"
-    used += r"|values (are|were) (mixed|multiplied|weighted) (with|by)|one with dropout"
+    mixed = r"(mixed|multiplied|weighted|averaged|summed|combined)"
+    used += rf"|values (are|were) {mixed} (with|by)|one with dropout"
     used += r"|by which the values (are|were) (multiplied|weighted)"
-    used += r"|dropout (and[\w ]* )?included"
-    if re.search(rf"\b(weights|map|attention)\b[^.]*\b({used})", text):
+    used += r"|dropout (and[\w ]* )?included|actually (used|applied)"
+    used += rf"|(with|by) which (the )?\w+( of \w+ \w+)? were {mixed}"
+    used += r"|that (mixed|weighed|multiplied|averaged|combined) the \w+"
+    given = r"(?i:weights|maps?|att(entio)?n|coefficients|probabilities|probs)"
+    if re.search(rf"\b{given}\b[^.]*\b({used})", text):
         return "after"
     found = re.findall(
         r"(?:weight|attention|prob)[^.]*?\b(after|before) dropout\b", text
@@ -677,15 +787,30 @@ def returns_weights_of_values(target: Any) -> bool:
     (True, True)
     """
     module = inspect.getmodule(target)
+    result = named_result(target)
     text = in_one_line([*docstrings(target), (module and module.__doc__) or ""])
-    which = r"[^.]*\b(which|that)\b[^.]*\bvalues\b"
+    which = r"[^.]*\b(which|that|what)\b[^.]*\bvalues\b"
     return bool(
         re.search(
             rf"(?i)(return[^.]*\b(weights|coefficients)|weights returned)\b{which}"
-            rf"|\b(weights|maps)\b{which}[^.]*\breturned\b",
+            rf"|\b(weights|maps)\b{which}[^.]*\breturned\b"
+            r"|\bweights\b[^.]*\bcoefficients\b[^.]*\bwhich\b[^.]*\bvalues?\b",
             text,
         )
+        or re.search(rf"\b(weights|maps|attn)\b{which}", result)
     )
+
+
+def named_result(target: Any) -> str:
+    """The source of the named tuple that a call is annotated to return, in one line.
+
+    Comments beside its fields tell what they are.
+    """
+    function = getattr(target, "forward", target)
+    kind = getattr(function, "__annotations__", {}).get("return")
+    if not (isinstance(kind, type) and issubclass(kind, tuple)):
+        return ""
+    return re.sub(r"\b\w+\.(?=\w)", "", in_one_line([source_of(kind)]))
 
 
 def clears_empty_rows(target: Any) -> bool:
@@ -807,9 +932,12 @@ def is_bool(target: Any, mask: str) -> bool:
     >>> def attend(x, keep, mask): "keep: (B, N) bool. mask: bool, or float to add."
     >>> is_bool(attend, "keep"), is_bool(attend, "mask")
     (True, False)
+    >>> def attend_to(x, pad): "x (B, N, C), pad (B, N) True where a token is padding."
+    >>> is_bool(attend_to, "pad")
+    True
     """
-    numbers = r"\b([Ff]loat\w*|add(ed|itive)|int\w*|bias|inf)\b"
-    is_stated = says_of(target, mask, r"\b[Bb]ool(ean)?\b")
+    numbers = r"\b([Ff]loat\w*|add(ed|itive)|int\w*|bias|inf|[01]|ones?|zeros?)\b"
+    is_stated = says_of(target, mask, r"\b([Bb]ool(ean)?|True|False)\b")
     return is_stated and not says_of(target, mask, numbers)
 
 

@@ -66,7 +66,8 @@ def dropout(script: Script) -> None:
     probability to remain. Each dropout of the module is set to 0.5 in turn, and to
     0.02, which must change less. Copies of one sequence in a batch show what is random:
     over the copies the mean output must be that of evaluation; calls, copies, queries
-    and heads must not share one mask.
+    and heads must not share one mask, unless it is documented that queries do. Where
+    heads are dropped as a whole, those that remain are scaled, too.
     """
     adapter = script.adapter
     if not adapter.is_module:
@@ -210,21 +211,26 @@ def assert_weights_alone_are_dropped(script: Script, place: str) -> None:
     else it is dropped twice.
     """
     script.restart("train")
-    if not any(
-        "att" in name
-        for name in script.evaluate(f"dropout_names(attention, {place!r})")
-    ):
+    names_there = script.evaluate(f"dropout_names(attention, {place!r})")
+    if not any("att" in name for name in names_there):
         return
-    path = place.replace("*", "0")
     args = script.make_arguments()
     call = f"lambda: {script.call_source(args)}"
-    layer = f"attention.get_submodule({path!r})"
-    if script.evaluate(f"isinstance({layer}, torch.nn.Dropout)"):
+    if layer := layer_at(script, place, "torch.nn.Dropout"):
         seen = script.assign("seen", f"captured_inputs({call}, {layer})")
         are_weights = script.assign("are_weights", f"[bool({IS_ROW}) for x in {seen}]")
         message = f"`{place}` is applied to the weights, and to other numbers, too"
         claim = f"all({are_weights}) or not any({are_weights})"
         script.assert_true(claim, message)
+
+
+def layer_at(script: Script, place: str, kinds: str) -> str:
+    """The dropout layer at a place, if it is of these kinds; else ""."""
+    path = place.replace("*", "0")
+    if path not in dict(script.evaluate("attention").named_modules()):
+        return ""
+    layer = f"attention.get_submodule({path!r})"
+    return layer if script.evaluate(f"isinstance({layer}, {kinds})") else ""
 
 
 def assert_heads_stay(script: Script, place: str) -> None:
@@ -233,10 +239,9 @@ def assert_heads_stay(script: Script, place: str) -> None:
     It takes the weights of a head for a channel.
     """
     script.restart("train")
-    layer = f"attention.get_submodule({place.replace('*', '0')!r})"
     kinds = "(torch.nn.Dropout1d, torch.nn.Dropout2d, torch.nn.Dropout3d)"
-    drops_channels = script.evaluate(f"isinstance({layer}, {kinds})")
-    if not drops_channels or is_of_part(script, place):
+    layer = layer_at(script, place, kinds)
+    if not layer or is_of_part(script, place):
         return
     call = f"lambda: {script.call_source(script.make_arguments())}"
     seen = script.assign("seen", f"captured_inputs({call}, {layer})")
@@ -316,6 +321,8 @@ def assert_dropout_is_fair(script: Script, place: str) -> str:
                 claim = f"torch.allclose({output}, {usual}, atol=1e-4)"
                 script.assert_true(claim, message)
                 return ""
+            if not equal and is_of_heads(script, place):
+                assert_heads_are_scaled(script, many, y, place)
             if not equal:
                 again = script.call(many)
                 message = "two calls in training share one dropout mask"
@@ -340,6 +347,24 @@ def assert_dropout_is_fair(script: Script, place: str) -> str:
             elif script.sizes.heads > 1:
                 assert_as_many_directions(script, y)
     return "weights"  # or not known
+
+
+def assert_heads_are_scaled(
+    script: Script, many: CallArguments, y: str, place: str
+) -> None:
+    """What remains of heads that are dropped as a whole is scaled.
+
+    At a probability of 0.5, the output of an item that has lost no head is then twice
+    the usual, but for what is added to it. Unscaled, it is the usual one.
+    """
+    if documented.scales_by_rest(script.adapter.target):
+        return
+    with script.rollback():
+        apply_dropout(script, 0.0, place)
+        usual = f"{script.call(many)}.movedim({copies_first(script)}, [0, 1])"
+        unscaled = f"(({y} - {usual}).abs().flatten(1).amax(1) < 1e-5).any().item()"
+        message = f"`{place}` drops heads, and those that remain are not scaled"
+        script.assert_true(f"not {unscaled}", message)
 
 
 def assert_as_many_directions(script: Script, y: str) -> None:
@@ -484,8 +509,10 @@ def depends_on(output: Tensor, inputs: list[Tensor]) -> bool:
 
 def keeps_mean(script: Script, place: str) -> bool:
     """Whether a dropout keeps the mean of the outputs, as far as is known."""
-    by_rest = documented.scales_by_rest(script.adapter.target)
-    if by_rest and is_of_part(script, place):
+    target = script.adapter.target
+    if documented.scales_by_rest(target) and is_of_part(script, place):
+        return False
+    if documented.renormalizes_rest(target):
         return False
     return not (is_before_scores(script, place) or has_several_attentions(script))
 
@@ -527,12 +554,14 @@ def has_several_attentions(script: Script) -> bool:
     with script.rollback(), WeightsRecorder() as recorder:
         args = script.make_arguments()
         script.call(args)
-    of_heads = script.sizes.heads * args.allowed.numel()
+    # Each attention may have a few keys of its own.
+    keys = max((script.sizes.k_len, *recorder.key_counts))
+    of_heads = script.sizes.heads * args.allowed[:, 0].numel() * keys
     found = [weights for weights, _ in recorder.found]
     # A router has fewer axes: it chooses heads for each token.
     axes = max((weights.dim() for weights in found), default=0)
     count: int = sum(w.numel() for w in found if w.dim() == axes)
-    return count > of_heads
+    return bool(count > of_heads)
 
 
 def copies_first(script: Script) -> list[int]:
@@ -674,7 +703,10 @@ def has_other_sums(x: Tensor, k_len: int) -> bool:
     if is_of_edges and x.dim() == 2 and k_len > 2:
         return bool((x.sum(0) - k_len).abs().max() > 0.01)
     is_square = [*x.shape[-2:]] in ([1, k_len], [k_len, k_len])
-    return is_square and bool((x.sum(-1) - 1).abs().max() > 0.01)
+    # Heads may be the last axis, and as many as keys.
+    return is_square and all(
+        bool((x.sum(axis) - 1).abs().max() > 0.01) for axis in (-1, -2)
+    )
 
 
 def is_normalized(script: Script, call: str) -> bool:
@@ -710,11 +742,15 @@ def assert_masks_differ(
     ):
         return  # what has a weight are the delays of a series, for all queries
     is_of_order = adapter.causal or adapter.positions != "none"
-    drops_columns = structure.drops_columns(adapter.target)
-    drops_columns |= documented.drops_alike_for_queries(adapter.target)
-    if not (is_of_order or drops_columns) and length > 1:
+    is_alike = documented.drops_alike_for_queries(adapter.target)
+    same = f"torch.allclose({y}[:, 0], {y}[:, 1], atol=1e-4)"
+    if is_alike and not is_of_order:
+        message = "queries have dropout masks of their own, and are documented to share"
+        script.assert_true(same, message)
+        return  # heads may share them, too
+    if not (is_of_order or structure.drops_columns(adapter.target)) and length > 1:
         message = "all queries share one dropout mask"
-        script.assert_true(f"not torch.allclose({y}[:, 0], {y}[:, 1])", message)
+        script.assert_true(f"not {same}", message)
     shared = max(2**heads, 2**length if heads > 1 else 0)
     usual = (2 * length**0.5 + 1) ** heads  # within two standard deviations
     if not shared < usual < copies:
@@ -791,6 +827,14 @@ def differs_for_unequal_tokens(
 HEADS_PATTERN = re.compile(r"head_?drop|drop_?head")
 
 
+def is_of_heads(script: Script, place: str) -> bool:
+    """Whether a dropout drops whole heads, by its name."""
+    of_place = [place]  # the argument of a function
+    if script.adapter.is_module:
+        of_place = script.evaluate(f"dropout_names(attention, {place!r})")
+    return any(map(HEADS_PATTERN.search, of_place))
+
+
 def assert_keys_drop_apart(
     script: Script, args: CallArguments, y: str, place: str
 ) -> None:
@@ -800,11 +844,8 @@ def assert_keys_drop_apart(
     """
     adapter, heads = script.adapter, script.sizes.heads
     few_keys = {"compression", "convolution", "selection"}
-    of_place = [place]  # the argument of a function
-    if adapter.is_module:
-        of_place = script.evaluate(f"dropout_names(attention, {place!r})")
-    if any(map(HEADS_PATTERN.search, of_place)) and heads > 1:
-        message = f"`{', '.join(of_place)}` drops all heads of a token, or none"
+    if is_of_heads(script, place) and heads > 1:
+        message = f"`{place}` drops all heads of a token, or none"
         script.assert_true(f"count_outcomes({y}[:, -1]) > 2", message)
     if "h" in adapter.layout and script.sizes.k_len > 1 and adapter.layout[-1] == "d":
         # The heads are apart, and all that a head can lose at once is the whole.

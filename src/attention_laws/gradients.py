@@ -330,6 +330,9 @@ def parameter_gradients(script: Script) -> None:
     counts = filter(names.FRAMES_PATTERN.fullmatch, given)
     one = [name for name in counts if given[name] == "1"]
     skip_unless(not one, f"has one frame (`{', '.join(one)}`), which attends to itself")
+    named = structure.identifiers(adapter.target) & {"softmax"}
+    is_reached = not named or "unnormalized" not in adapter.designs
+    skip_unless(is_reached, "does not reach its softmax in a first call")
     give_room(script)
     try:
         assert_gradients_arrive(script)
@@ -342,6 +345,7 @@ def parameter_gradients(script: Script) -> None:
             or (not trains and do_gradients_arrive(script, in_training=True))
             or do_gradients_arrive_in_wide(script)
             or do_gradients_arrive_in_long(script)
+            or do_gradients_arrive_in_parts(script)
         ):
             raise
     script.adapter, script.sizes = adapter, sizes
@@ -501,6 +505,21 @@ def do_gradients_arrive_in_long(script: Script) -> bool:
         if do_gradients_arrive(script):
             return True
     return False
+
+
+def do_gradients_arrive_in_parts(script: Script) -> bool:
+    """Whether all parameters receive a gradient from a context of two parts, not one.
+
+    Of a single image, or passage, the share is 1, whatever its score is.
+    """
+    adapter = script.adapter
+    if adapter.packing != "{0}[:, None]":
+        return False
+    script.adapter = replace(adapter, packing="{0}.unflatten(1, (2, -1))")
+    script.sizes = replace(script.sizes, k_len=ENOUGH_TOKENS)
+    arrive = do_gradients_arrive(script)
+    script.adapter = adapter
+    return arrive
 
 
 def assert_gradients_arrive(

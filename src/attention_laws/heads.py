@@ -114,6 +114,7 @@ def head_norms(script: Script) -> None:
     over it, too, lets a head with large values shrink all others. So it is with a mean
     over tokens. This law applies to norms that are written by hand, and to queries and
     keys of length one, which `normalize` gives along its axis 1 if no other is named.
+    If channels are attended to, they are the vectors, and their axis is that of tokens.
     """
     adapter = script.adapter
     tested = assert_features_are_normalized(script)
@@ -156,12 +157,12 @@ OVER_TOKENS = (
 def assert_features_are_normalized(script: Script) -> bool:
     """Where a softmax is over the keys, queries and keys are normalized by features.
 
-    Returns whether they are normalized.
+    If it is over channels, these are normalized. Returns whether they are, by features.
     """
     adapter, usual = script.adapter, script.sizes
     if not structure.identifiers(adapter.target) & {"normalize", "norm", "vector_norm"}:
         return False
-    if adapter.fixed_length is not None or documented.says(adapter.target, OVER_TOKENS):
+    if adapter.fixed_length is not None:
         return False
     script.sizes = replace(usual, q_len=TOKENS, k_len=TOKENS)
     script.restart()
@@ -172,10 +173,20 @@ def assert_features_are_normalized(script: Script) -> bool:
     width, heads = usual.d_k, usual.heads
     is_known = len({width, heads, usual.batch_size, TOKENS}) == 4
     over_keys = [w for w, dim in recorder.found if w.shape[dim] % TOKENS == 0]
-    if not (is_known and over_keys):
+    if not is_known:
         return False
     call = f"lambda: {script.call_source(args)}"
     found = f"normalized_sizes({call}, {width})"
+    if not over_keys:
+        message = "one is normalized along tokens, and one along features"
+        script.assert_true(f"not {{{width}, {TOKENS}}} <= {{*{found}}}", message)
+        of_channels = [w for w, _ in recorder.found if w.shape[-2:] == (width, width)]
+        if of_channels and script.evaluate(found):
+            message = "channels are attended to, and are not what is normalized"
+            script.assert_true(f"{TOKENS} in {found}", message)
+        return False
+    if documented.says(adapter.target, OVER_TOKENS):
+        return False
     for size, what in ((TOKENS, "tokens"), (2 * TOKENS, "tokens"), (heads, "heads")):
         message = f"queries or keys are normalized along the axis of the {what}"
         script.assert_true(f"{size} not in {found}", message)

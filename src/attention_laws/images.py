@@ -14,16 +14,19 @@ import math
 from dataclasses import replace
 
 import torch
+from torch import nn
 
 from attention_laws import documented, structure
-from attention_laws.algebra import last_ignores_first
+from attention_laws.algebra import last_ignores_first, make_equal_tokens
 from attention_laws.law import NotApplicable, ScriptError, law, skip_unless
 from attention_laws.masking import IMAGES
 from attention_laws.script import Script
+from attention_laws.tools import WeightsRecorder
 
 # Sizes of square images, of which some are made of whole windows and others are not. In
 # the first four, attention in windows of up to 8 pixels shows.
 SQUARES = (16, 14, 12, 15, 8, 9, 17, 21, 24)
+RECTANGLES = ((16, 24), (24, 16), (14, 21), (21, 14))
 
 
 @law(slow=True, assumes="selection dynamic")
@@ -39,7 +42,8 @@ def image_windows(script: Script) -> None:
     larger image, none may have influence from border to border. Where all images are
     wrapped around, a pixel has influence beyond a border, and none between. An image of
     one window is not shifted: if a smaller one is attended to as a whole, so is this
-    one. The ends of a sequence whose windows are shifted are kept apart, too.
+    one. In images that are no squares, no pixel has influence farther than in squares.
+    The ends of a sequence whose windows are shifted are kept apart, too.
     """
     adapter, found = script.adapter, dict[int, int]()
     if "roll" in structure.identifiers(adapter.target) and not adapter.image:
@@ -47,6 +51,8 @@ def image_windows(script: Script) -> None:
         return
     is_image = adapter.image.startswith("image") and adapter.single_input
     skip_unless(is_image and not adapter.is_pooled, "takes no images")
+    has_borders = not documented.is_periodic(adapter.target)
+    skip_unless(has_borders, "takes images whose borders are documented to meet")
     for n, size in enumerate(SQUARES):
         local = [each for each, reach in found.items() if 2 * reach <= each]
         if n == 4 and not local:
@@ -72,6 +78,15 @@ def image_windows(script: Script) -> None:
             script.assert_true(claim, message)
     script.adapter = adapter
     window = 1 + max(found[each] for each in local)
+    for shape in RECTANGLES:
+        with script.attempt():
+            claim = f"{influence_in_image(script, *shape)} < {window}"
+            message = (
+                f"pixels of an image of {shape[0]} x {shape[1]} have influence "
+                f"farther than those of any square image"
+            )
+            script.assert_true(claim, message)
+        script.adapter = adapter
     if window > 2 and "convolution" not in adapter.designs:
         assert_one_window_is_whole(script, window)
 
@@ -200,6 +215,170 @@ def frames_in_place(script: Script) -> None:
     raise NotApplicable("takes videos of one size only")
 
 
+# Sides of images, of which most windows fill one and leave a rest of the other.
+WHOLE_SIDES = (8, 14, 12, 10)
+
+
+@law(slow=True, assumes="selection dynamic")
+def image_padding(script: Script) -> None:
+    r"""Padding is hidden along all axes of an image, or along none.
+
+    $$y_p(c, \dots, c) = y(c)$$
+
+    An image that is not made of whole windows is padded, and a mask hides the padding.
+    In an image of equal pixels, all outputs are then equal. If a row that is added at
+    the bottom leaves them equal, a column that is added on the right has to do so, too,
+    both together, and a frame that is added to a video. This is tested where an image
+    of whole windows gives equal outputs. Where more scores are computed for each pixel
+    than in that one, it was padded. If keys are means of pixels, that of equal pixels
+    is one of them, in a cell that is not full, too.
+    """
+    adapter = script.adapter
+    is_video = adapter.image.startswith("video") and adapter.single_input
+    if not is_video:
+        skip_unless_pixels_have_outputs(script)
+    is_free = adapter.fixed_length is None and not adapter.is_pooled
+    skip_unless(is_free, "takes images of one size only, or has one output for them")
+    if calls_means(script) and not is_video:
+        assert_means_are_of_pixels(script)
+    for side in WHOLE_SIDES[: 1 if is_video else None]:
+        whole = (side,) * (2 + is_video)
+        claims: dict[tuple[int, ...], str] = {}
+        with script.attempt():
+            equal, usual = equal_pixels(script, whole)
+            if not script.evaluate(equal):
+                continue
+            fewer = [
+                (*whole[:axis], side - 1, *whole[axis + 1 :])
+                for axis in range(len(whole))
+            ]
+            for shape in [*fewer, (side - 1,) * len(whole)]:
+                claim, count = equal_pixels(script, shape)
+                if count > usual * 1.01:
+                    claims[shape] = claim if script.evaluate(claim) else ""
+        script.adapter = adapter
+        wrong = [shape for shape, claim in claims.items() if not claim]
+        right = [shape for shape, claim in claims.items() if claim]
+        if wrong and right:
+            claim, _ = equal_pixels(script, wrong[0])
+            message = (
+                f"padding is not hidden: equal pixels of an image of "
+                f"{' x '.join(map(str, wrong[0]))} have unequal outputs, and those of "
+                f"{' x '.join(map(str, right[0]))} have not"
+            )
+            script.assert_true(claim, message)
+
+
+def calls_means(script: Script) -> bool:
+    """Whether it averages pixels, and no layer has a kernel of several of them."""
+    named = structure.identifiers(script.adapter.target)
+    if not any(name.lower().startswith(("avg_pool", "avgpool")) for name in named):
+        return False
+    script.restart()
+    kernels = [
+        part.kernel_size
+        for part in script.evaluate("attention").modules()
+        if isinstance(part, nn.Conv1d | nn.Conv2d | nn.Conv3d)
+    ]
+    return all(size == 1 for kernel in kernels for size in kernel)
+
+
+def assert_means_are_of_pixels(script: Script) -> None:
+    """Equal pixels give the same with a row less, which leaves some cells not full."""
+    adapter, side = script.adapter, WHOLE_SIDES[0]
+    script.sizes = replace(script.sizes, batch_size=1, q_len=side**2, k_len=side**2)
+    script.adapter = replace(adapter, image_height=side)
+    with script.attempt():
+        script.restart()
+        args = make_equal_tokens(script, script.make_arguments())
+        whole = script.call(args)
+        rows = adapter.index(l=slice(0, side * (side - 1)))
+        fewer = script.assign(args.inputs[0], f"{args.inputs[0]}{rows}")
+        script.adapter = replace(adapter, image_height=side - 1)
+        part = script.call(replace(args, inputs=(fewer,)))
+        message = "{place} of equal pixels changes with a row less: a mean has padding"
+        script.assert_close(f"{whole}{rows}", part, message)
+    script.adapter = adapter
+
+
+def equal_pixels(script: Script, shape: tuple[int, ...]) -> tuple[str, float]:
+    """Whether all outputs for an image of equal pixels are equal, as source text.
+
+    Beside it is the number of weights that are computed for each pixel.
+    """
+    number, adapter = math.prod(shape), script.adapter
+    frames = shape[0] if len(shape) == 3 else adapter.video_frames
+    script.sizes = replace(script.sizes, batch_size=1, q_len=number, k_len=number)
+    grid = replace(adapter, image_height=shape[-2], video_frames=frames)
+    script.adapter = replace(grid, fixed_length=None)
+    script.restart()
+    args = make_equal_tokens(script, script.make_arguments())
+    with WeightsRecorder() as recorder:
+        output = script.call(args)
+    script.adapter = adapter
+    count = sum(weights.numel() for weights, _ in recorder.found)
+    first = f"{output}{adapter.index(l=slice(0, 1))}"
+    claim = f"({output} - {first}).abs().max() <= {script.tolerance(output)}"
+    return claim, count / number
+
+
+# Sides of images that are rolled, and by how much.
+ROLLED_SIDES, STEPS = ((8, 16), (4, 6), (6, 4)), (1, 2, 4, 8)
+
+
+@law(slow=True, assumes="selection")
+def periodic_axis(script: Script) -> None:
+    r"""If tokens lie on a circle, rolling them rolls the outputs.
+
+    $$y(\operatorname{roll} x) = \operatorname{roll} y(x)$$
+
+    The longitudes of the globe have no end: the first and the last are neighbors. If
+    distances wrap around on one side only, or positions begin anew, the place where the
+    array begins has an influence. This applies where the documentation says that an
+    axis is periodic; windows may be rolled as a whole.
+    """
+    adapter = script.adapter
+    is_stated = documented.is_periodic(adapter.target) and adapter.single_input
+    skip_unless(is_stated and not adapter.is_pooled, "has no axis that is a circle")
+    axis, tested = adapter.layout.index("l"), False
+    shapes = ROLLED_SIDES if adapter.image.startswith("image") else ((1, 8),)
+    if adapter.fixed_length:
+        rows, columns = adapter.grid(adapter.fixed_length)
+        shapes = ((rows, columns),)
+    for shape in shapes:
+        moves = [
+            (f".roll({step}, {axis + along})", f"{what} of {{}} x {{}} are rolled")
+            for along, what in enumerate(("the rows", "the columns"))
+            if meets_along(script, shape, along)
+            for step in STEPS
+            if step < shape[along]
+        ]
+        if moves and not any(moves_pixels(script, shape, [move]) for move in moves):
+            moves_pixels(script, shape, moves[:1], insist=True)
+        tested |= bool(moves)
+    skip_unless(tested, "its tokens do not influence each other at these sizes")
+
+
+def meets_along(script: Script, shape: tuple[int, int], along: int) -> bool:
+    """Whether the first row has influence on others, or the first column has."""
+    usual, axis = script.adapter, script.adapter.layout.index("l")
+    number, meets = math.prod(shape), False
+    script.sizes = replace(script.sizes, batch_size=1, q_len=number, k_len=number)
+    script.adapter = replace(usual, image_height=shape[0], fixed_length=None)
+    with script.attempt():
+        script.restart()
+        args = script.make_arguments()
+        before = script.call(args)
+        moved = script.assign("moved", f"{args.inputs[0]}.clone()")
+        image = f"unflatten({axis}, {shape})"
+        script.exec_line(f"{moved}.{image}.select({axis + along}, 0).neg_()")
+        after = script.call(replace(args, inputs=(moved,)))
+        others = f".{image}.movedim({axis + along}, 0)[1:]"
+        meets = script.evaluate(f"(({after} - {before}){others}.abs() > 1e-4).any()")
+    script.adapter = usual
+    return bool(meets)
+
+
 # The sides of a square map, in which no offset reaches a border from the center, and
 # those of maps of which it is a part: a larger square, and others.
 MAP_SIDES = ((32, 32), (64, 64), (32, 64), (64, 32))
@@ -221,26 +400,35 @@ def sampling_offsets(script: Script) -> None:
     shapes = [name for name in adapter.extra_args if name.endswith("spatial_shapes")]
     points = [name for name in adapter.extra_args if name.startswith("reference_p")]
     takes_maps = len(adapter.inputs) == 2 and adapter.layout == "bld"
-    skip_unless(shapes and points and takes_maps, "takes no map with reference points")
+    of_list = adapter.packing.startswith("[{0}.mT")
+    has_sides = bool(shapes) or of_list
+    is_known = has_sides and points and takes_maps
+    skip_unless(is_known, "takes no map with reference points")
     side = MAP_SIDES[0][0]
     script.sizes = replace(script.sizes, batch_size=1, q_len=2, k_len=4 * side**2)
     script.restart()
     args, outputs = script.make_arguments(), []
     query, tokens = args.inputs
+    point = script.sized_arguments(args, 0, [*args.inputs])[points[0]]
+    axes = "1, 2, 1, 2" if script.evaluate(point).dim() == 4 else "1, 2, 2"
     part = f"{tokens}[:, :{side**2}].unflatten(1, ({side}, {side}))"
-    is_list = adapter.extra_args[shapes[0]].startswith("[")
+    is_list = bool(shapes) and adapter.extra_args[shapes[0]].startswith("[")
     for rows, columns in MAP_SIDES:
         whole = f"{tokens}[:, :{rows * columns}].unflatten(1, ({rows}, {columns}))"
         whole = script.assign("map", f"{whole}.clone()")
         script.exec_line(f"{whole}[:, :{side}, :{side}] = {part}")
         whole = script.assign(tokens, f"{whole}.flatten(1, 2)")
         place = f"torch.tensor([{side / 2 / columns}, {side / 2 / rows}])"
-        place += f"{script.to_dtype_and_device()}.expand(1, 2, 1, 2)"
+        place += f"{script.to_dtype_and_device()}.expand({axes})"
         sides = f"torch.tensor([[{rows}, {columns}]]){script.to_device()}"
-        given = {points[0]: place, shapes[0]: sides}
-        if is_list:
-            given[shapes[0]] = f"[({rows}, {columns})]"
+        given = {points[0]: place}
+        if shapes:
+            given[shapes[0]] = f"[({rows}, {columns})]" if is_list else sides
+        if of_list:
+            packing = adapter.packing.replace("(1, -1)", f"({rows}, {columns})")
+            script.adapter = replace(adapter, packing=packing)
         outputs.append(script.call(replace(args, inputs=(query, whole)), **given))
+    script.adapter = adapter
     square, larger, *others = outputs
     is_of_pixels = f"torch.allclose({square}, {larger}, atol=1e-4)"
     skip_unless(script.evaluate(is_of_pixels), "its offsets are not counted in pixels")
@@ -466,7 +654,7 @@ def assert_borders_are_apart(script: Script) -> None:
     adapter = script.adapter
     for size in (16, 24):
         with script.attempt():
-            output, axis = change_square(script, size)
+            output, axis = change_image(script, size, size)
             message = (
                 f"the borders of an image of {size} x {size} pixels have influence on "
                 f"each other, and pixels between them have none"
@@ -477,16 +665,26 @@ def assert_borders_are_apart(script: Script) -> None:
 
 def influence_in_square(script: Script, size: int) -> str:
     """How far a pixel of a square image has influence, as source text."""
-    return "farthest_influence({}, {})".format(*change_square(script, size))
+    return influence_in_image(script, size, size)
 
 
-def change_square(script: Script, size: int) -> tuple[str, int]:
-    """The output for a square image with each pixel changed, and the axis of pixels."""
-    adapter = script.adapter
-    script.sizes = replace(script.sizes, batch_size=1, q_len=size**2, k_len=size**2)
-    script.adapter = replace(adapter, image_height=size, fixed_length=None)
+def influence_in_image(script: Script, rows: int, columns: int) -> str:
+    """How far a pixel of an image has influence, as source text."""
+    output, axis = change_image(script, rows, columns)
+    height = f", {rows}" * (rows != columns)
+    return f"farthest_influence({output}, {axis}{height})"
+
+
+def change_image(script: Script, rows: int, columns: int) -> tuple[str, int]:
+    """The output for an image with pixels of a diagonal changed, and the axis of all.
+
+    There is a copy of the image for each of them.
+    """
+    adapter, number = script.adapter, rows * columns
+    script.sizes = replace(script.sizes, batch_size=1, q_len=number, k_len=number)
+    script.adapter = replace(adapter, image_height=rows, fixed_length=None)
     script.restart()
     args = script.make_arguments()
-    axis = adapter.layout.index("l")
-    many = script.assign("many", f"change_diagonal({args.inputs[0]}, {axis})")
+    axis, height = adapter.layout.index("l"), f", {rows}" * (rows != columns)
+    many = script.assign("many", f"change_diagonal({args.inputs[0]}, {axis}{height})")
     return script.call(replace(args, inputs=(many,))), axis

@@ -1217,6 +1217,8 @@ def infer_designs(probe: CallProbe, script: Script, args: CallArguments) -> None
     target = probe.adapter.target
     designs = {**structure.designs_of(target), **probe.adapter.designs}
     designs = {**documented.designs(target), **designs}
+    if "sink" in designs and keeps_equal_values(script, args):
+        del designs["sink"]  # that of an argument that is not given
     if own_keys := count_own_keys(probe):
         designs.setdefault("sink", f"{own_keys} keys of its own")
     if not calls_softmax(lambda: script.call(args)):
@@ -1225,6 +1227,15 @@ def infer_designs(probe: CallProbe, script: Script, args: CallArguments) -> None
     if source and source.removeprefix("result") == probe.adapter.output_index:
         designs["pointer"] = "its outputs are weights"
     probe.update(designs=designs)
+
+
+def keeps_equal_values(script: Script, args: CallArguments) -> bool:
+    """Whether a function of values that are all equal gives these values."""
+    if script.adapter.is_module or len(args.inputs) != 3:
+        return False
+    ones = script.assign("value", f"torch.ones_like({args.inputs[2]})")
+    output = script.call(replace(args, inputs=(*args.inputs[:2], ones)))
+    return bool(script.evaluate(f"torch.allclose({output}, {output}.new_ones(()))"))
 
 
 def infer_module_behavior(probe: CallProbe) -> None:
@@ -1236,6 +1247,8 @@ def infer_module_behavior(probe: CallProbe) -> None:
     text = "" if reproducible else "random even with dropout 0"
     if call is not None and structure.has_batch_norm(call[0].evaluate("attention")):
         text = "its batch norm mixes batch items"
+    elif documented.shares_in_training(probe.adapter.target):
+        text = "its documentation says that batch items share something"
     tables = weights_of_tables(probe.adapter.target)
     probe.update(
         reproducible_training=not text,
@@ -1248,7 +1261,7 @@ def infer_module_behavior(probe: CallProbe) -> None:
     module = call[0].evaluate("attention")
     projections = structure.find_projections(module, options.projections)
     over_features = attends_over_features(*call) and not attends_over_heads(*call)
-    if over_features:
+    if over_features or attends_by_factors(*call):
         projections = {}
     softcap = structure.softcap_of(module) if projections else None
     # The module tells of parts that its class builds, such as the norms of a block.
@@ -1321,6 +1334,22 @@ def attends_over_features(script: Script, args: CallArguments) -> bool:
         return False
     keys = {length, length + count_own_keys(probe)}
     return bool(softmax_over) and not keys & softmax_over
+
+
+def attends_by_factors(script: Script, args: CallArguments) -> bool:
+    """Whether queries and keys have a softmax each, and no pair of them has a weight.
+
+    That of the keys is over tokens. The order of the products is then that of a linear
+    attention.
+    """
+    if not script.adapter.single_input or script.adapter.is_pooled:
+        return False
+    with WeightsRecorder() as recorder:
+        script.call(args)
+    length = script.batch_and_length(args.inputs[-1])[1]
+    over_keys = [w.shape[dim] == length for w, dim in recorder.found]
+    is_of_tokens = ([*w.shape].count(length) == 1 for w, _ in recorder.found)
+    return any(over_keys) and not all(over_keys) and all(is_of_tokens)
 
 
 def attends_over_heads(script: Script, args: CallArguments) -> bool:

@@ -64,36 +64,52 @@ def normalized_sizes(call: Callable[[], Any], width: int) -> list[int]:
     ]
 
 
-def change_diagonal(x: Tensor, axis: int) -> Tensor:
-    r"""Copies of a square image: itself, then one for each pixel of a diagonal negated.
+def diagonal(number: int, rows: int = 0) -> tuple[Tensor, Tensor]:
+    r"""The rows and columns of the pixels of a diagonal, of a square by default.
 
-    `axis` is that of the pixels.
+    >>> diagonal(6, rows=2)
+    (tensor([0, 0, 1]), tensor([0, 1, 2]))
+    """
+    rows = rows or math.isqrt(number)
+    columns = number // rows
+    steps = torch.arange(max(rows, columns))
+    return steps * rows // len(steps), steps * columns // len(steps)
+
+
+def change_diagonal(x: Tensor, axis: int, rows: int = 0) -> Tensor:
+    r"""Copies of an image: itself, then one for each pixel of a diagonal negated.
+
+    `axis` is that of the pixels. It is a square unless `rows` are given.
 
     >>> change_diagonal(torch.ones(1, 4, 1), axis=1)[:, :, 0]
     tensor([[ 1.,  1.,  1.,  1.],
             [-1.,  1.,  1.,  1.],
             [ 1.,  1.,  1., -1.]])
     """
-    size = math.isqrt(x.shape[axis])
-    many = x.repeat(size + 1, *[1] * (x.dim() - 1))
-    for n in range(size):
-        many[n + 1].select(axis - 1, n * (size + 1)).neg_()
+    number = x.shape[axis]
+    row, column = diagonal(number, rows)
+    places = row * (number // (rows or math.isqrt(number))) + column
+    many = x.repeat(len(places) + 1, *[1] * (x.dim() - 1))
+    for n, place in enumerate(places.tolist()):
+        many[n + 1].select(axis - 1, place).neg_()
     return many
 
 
-def farthest_influence(y: Tensor, axis: int) -> int:
+def farthest_influence(y: Tensor, axis: int, rows: int = 0) -> int:
     r"""How many rows or columns away from the changed pixels an output changes.
 
-    `y` is the output for the images of `change_diagonal`.
+    `y` is the output for the images of `change_diagonal`, with as many `rows`.
 
     >>> x = change_diagonal(torch.ones(1, 9, 1), axis=1)
     >>> farthest_influence(x, axis=1), farthest_influence(x.roll(1, dims=1), axis=1)
     (0, 2)
     """
-    return max(0, *map(max, filter(None, distances_of_influence(y, axis))))
+    return max(0, *map(max, filter(None, distances_of_influence(y, axis, rows))))
 
 
-def distances_of_influence(y: Tensor, axis: int) -> tuple[set[int], set[int]]:
+def distances_of_influence(
+    y: Tensor, axis: int, rows: int = 0
+) -> tuple[set[int], set[int]]:
     r"""How many rows, and columns, away from a changed pixel outputs change.
 
     `y` is the output for the images of `change_diagonal`.
@@ -102,11 +118,12 @@ def distances_of_influence(y: Tensor, axis: int) -> tuple[set[int], set[int]]:
     >>> distances_of_influence(x + x.roll(1, dims=1), axis=1)
     ({0, 2}, {0, 1, 2})
     """
-    size = math.isqrt(y.shape[axis])
     change = (y[1:] - y[:1]).abs().movedim(axis, 1).flatten(2).amax(dim=2)
-    center, pixel = (change > 1e-4 * change.max()).nonzero().unbind(1)
-    rows, columns = (pixel // size - center).abs(), (pixel % size - center).abs()
-    return {*rows.tolist()}, {*columns.tolist()}
+    center, pixel = (change > 1e-4 * change.max()).nonzero().cpu().unbind(1)
+    row, column = diagonal(y.shape[axis], rows)
+    width = y.shape[axis] // (rows or math.isqrt(y.shape[axis]))
+    below, right = pixel // width - row[center], pixel % width - column[center]
+    return {*below.abs().tolist()}, {*right.abs().tolist()}
 
 
 def wraps_around(y: Tensor, axis: int) -> bool:

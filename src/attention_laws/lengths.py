@@ -64,7 +64,7 @@ NO_MEAN = (
 )
 
 
-@law(slow=True, assumes="dynamic sampling selection quantized pointer")
+@law(slow=True, assumes="dynamic sampling selection quantized pointer monotonic")
 def long_sequences(script: Script) -> None:
     r"""A sequence gives the same outputs if hidden keys follow.
 

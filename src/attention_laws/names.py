@@ -240,6 +240,7 @@ WEIGHT_PATTERN = re.compile("|".join([*WEIGHT_SHAPES, "params", "weights"]), re.
 # Required arguments of `forward` that are neither inputs nor masks, and what is tried.
 PER_ITEM = "torch.ones({batch_size}, {d_model})"
 ONE_BAG = "(0 * torch.arange({length})){device}"
+PARENTS_PATTERN = re.compile(r"(\w+_)?parents?(_(ids?|idx|ind(ex|ices)))?")
 EXTRA_ARGUMENTS = {
     # The first token stands for the only image.
     r"(media|image|img|visual)_(locations?|markers?|marks)": (
@@ -277,7 +278,7 @@ EXTRA_ARGUMENTS = {
     r"(?-i:B)|bsz?|batch_?size": ["{batch_size}"],
     r"res(idual)?|short_?cut|skip|identity|input_tensor": ["torch.zeros_like({query})"],
     # Of a tree of drafts: each token is the child of the one before.
-    r"(\w+_)?parents?(_(ids?|idx|ind(ex|ices)))?": [
+    PARENTS_PATTERN.pattern: [
         "(torch.arange({length}) - 1).expand({batch_size}, -1){device}",
         "(torch.arange({length}) - 1){device}",
     ],
@@ -797,12 +798,57 @@ def optional_tensors(adapter: Any) -> list[str]:
         for parameter in parameters_of(adapter.target)
         if parameter.default is None and parameter.name not in known
         if not CACHE_PATTERN.match(parameter.name)
+        if not is_annotated_number(parameter)
         # The output of an encoder may be given, and `out` is where to write.
         and (
             not re.search(r"mask|cache|past|^out", parameter.name)
             or GLOBAL_PATTERN.search(parameter.name)
         )
     ]
+
+
+def is_annotated_number(parameter: inspect.Parameter) -> bool:
+    r"""Whether a parameter is annotated as a number, and not as a tensor.
+
+    >>> def attend(x, scale: float | None = None, bias: "Tensor | None" = None): ...
+    >>> [is_annotated_number(p) for p in parameters_of(attend)]
+    [False, True, False]
+    """
+    kinds = {*re.findall(r"\w+", str(parameter.annotation))}
+    return bool(kinds & {"int", "float"}) and "Tensor" not in kinds
+
+
+def takes_tree(target: Any) -> bool:
+    r"""Whether an argument tells of which token of a tree of drafts each is a child.
+
+    >>> def attend(x, parents=None): ...
+    >>> takes_tree(attend), takes_tree(print)
+    (True, False)
+    """
+    return any(map(PARENTS_PATTERN.fullmatch, parameters_by_name(target)))
+
+
+def is_list(target: Any, name: str) -> bool:
+    r"""Whether the code takes an argument for a list, and goes through it.
+
+    >>> def attend(x, maps, image): return [m.flatten(2) for m in maps], image.mean()
+    >>> is_list(attend, "maps"), is_list(attend, "image")
+    (True, False)
+    """
+    source = source_of(getattr(target, "forward", target))
+    through = rf"\bfor \w+(, \w+)* in (zip\(([\w.]+, )?|enumerate\()?{name}\b(?!\.)"
+    return re.search(through, source) is not None
+
+
+def is_given_to_layer(target: Any, name: str) -> bool:
+    r"""Whether the code calls a layer with an argument: a tensor, whatever its name is.
+
+    >>> def forward(self, text, frames, t): return self.norm(frames), t + 1
+    >>> [is_given_to_layer(forward, name) for name in ("frames", "t")]
+    [True, False]
+    """
+    source = source_of(getattr(target, "forward", target))
+    return re.search(rf"\bself\.\w+\({name}\)", source) is not None
 
 
 def packings(target: Any, name: str) -> list[str]:

@@ -9,6 +9,7 @@ Source: [Attention Is All You Need](https://arxiv.org/abs/1706.03762), section 3
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,6 +19,7 @@ from attention_laws import documented, names, structure
 from attention_laws.algebra import (
     assert_in_float64,
     edge_argument,
+    make_equal_tokens,
     record_weights,
 )
 from attention_laws.law import (
@@ -29,6 +31,8 @@ from attention_laws.law import (
 )
 from attention_laws.scores import assert_shares_equal
 from attention_laws.script import CallArguments, Script
+from attention_laws.source import source_of
+from attention_laws.tools import WeightsRecorder
 
 # The first token, which is one of a class.
 CLASS_PATTERN = re.compile(r"cls(_|$)|class_token")
@@ -202,6 +206,71 @@ NEIGHBOR_PATTERN = re.compile(
     r"|downsample|fft|shift|sr_ratio|grid_sample",
     re.IGNORECASE,
 )
+
+
+# A division by a sum of weights, behind their softmax.
+SECOND_SUM_PATTERN = re.compile(r"/=? *\(?\w*(att|weight|w\b)\w*\.sum\(")
+# Numbers of queries and of copies of a key, which are no other size.
+QUERIES, KEYS = 11, 13
+
+
+@law(assumes="gate compression convolution unnormalized linear inverse talking")
+def repeated_tokens(script: Script) -> None:
+    r"""Copies of a token give what it gives alone.
+
+    $$y(x, x, \dots, x) = y(x)$$
+
+    The mean of equal values is one of them, however many there are. If the weights of
+    each pair are shares of its channels, or heads, they add up with each copy. This
+    applies if a softmax has an axis of queries and one of keys, and none is over the
+    keys. Slots share each token, so that copies add up, unless weights are divided by a
+    sum once more: along the slots, that changes nothing.
+    """
+    adapter, usual = script.adapter, script.sizes
+    is_free = not (adapter.fixed_length or adapter.required_mask)
+    skip_unless(is_free, "takes one length only, or needs a mask")
+    source = source_of(getattr(adapter.target, "forward", adapter.target))
+    are_slots = adapter.is_pooled and bool(SECOND_SUM_PATTERN.search(source))
+    skip_unless(are_slots or not adapter.is_pooled, "has one output for all tokens")
+    others = {"assignment", "decay"} & {*adapter.designs}
+    skip_unless(are_slots or script.insist or not others, "adds up what it chooses")
+    queries = QUERIES if adapter.cross_attention else KEYS
+    script.sizes = replace(usual, q_len=queries, k_len=KEYS)
+    script.restart()
+    args = make_equal_tokens(script, script.make_arguments())
+    try:
+        with WeightsRecorder() as recorder:
+            together = script.call(args, **at_one_point(script, args))
+    except ScriptError as refusal:
+        raise NotApplicable(f"does not take {KEYS} tokens: {refusal}") from refusal
+    counts = (KEYS,) if adapter.is_pooled else (queries, KEYS)
+    are_shares = are_normalized_elsewhere(recorder, counts)
+    skip_unless(are_shares, "has no weights that are shares of anything but keys")
+    first = adapter.index(l=slice(0, 1))
+    inputs = [*args.inputs]
+    roles = adapter.key_roles if adapter.cross_attention else range(len(inputs))
+    for role in roles:
+        inputs[role] = script.assign(inputs[role], f"{inputs[role]}{first}")
+    one = replace(args, inputs=tuple(inputs))
+    alone = script.call(one, **at_one_point(script, one))
+    message = "{place} differs if a token has copies: their weights add up"
+    script.assert_close(f"{alone}{first}", f"{together}{first}", message)
+
+
+def at_one_point(script: Script, args: CallArguments) -> dict[str, str]:
+    """The coordinates of tokens, if it takes some, made equal."""
+    sized = script.sized_arguments(args, 0, [*args.inputs])
+    return {name: f"0 * {text}" for name, text in sized.items() if "float()" in text}
+
+
+def are_normalized_elsewhere(
+    recorder: WeightsRecorder, lengths: tuple[int, ...]
+) -> bool:
+    """Whether weights have axes of these lengths, and none are shares of keys."""
+    wanted = Counter(lengths)
+    found = [(weights.shape, dim) for weights, dim in recorder.found]
+    is_of_pairs = any(not wanted - Counter(shape) for shape, _ in found)
+    return is_of_pairs and not any(shape[dim] == lengths[-1] for shape, dim in found)
 
 
 @law(assumes="positions decay compression window selection gate")
@@ -457,6 +526,8 @@ def assert_later_chunks_are_unseen(script: Script) -> None:
     is_sequence = adapter.single_input and not adapter.image
     if not size or looks_ahead or not is_sequence or adapter.fixed_length is not None:
         return
+    if documented.gets_one_chunk(adapter.target):
+        return  # whatever its length is
     length = 3 * size
     script.sizes = replace(usual, batch_size=1, q_len=length, k_len=length)
     with script.attempt():

@@ -55,7 +55,7 @@ def over_pages(attention: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
     `attention(query, key_pages, value_pages, tables, lengths)` has one query for each
     sequence. The pages of all sequences lie in one pool, in the reverse order; behind
-    the end of a sequence, its last page has other tokens.
+    the end of a sequence, its last page has other tokens. Options are passed on.
 
     >>> def first_token(query, key_pages, value_pages, tables, lengths):
     ...     return value_pages[tables[:, 0], 0]
@@ -72,6 +72,7 @@ def over_pages(attention: Callable[..., Tensor]) -> Callable[..., Tensor]:
         key: Tensor,  # [batch_size, k_len, heads, d_k]
         value: Tensor,  # [batch_size, k_len, heads, d_k]
         lengths: Tensor | None = None,  # [batch_size]
+        **options: Any,
     ) -> Tensor:
         (batch_size, q_len), k_len = query.shape[:2], key.shape[1]
         if lengths is None:
@@ -92,8 +93,13 @@ def over_pages(attention: Callable[..., Tensor]) -> Callable[..., Tensor]:
         queries = query.flatten(0, 1)  # [batch_size * q_len, heads, d_k]
         tables = tables.repeat_interleave(q_len, dim=0)  # [batch_size * q_len, count]
         lengths = lengths.repeat_interleave(q_len)  # [batch_size * q_len]
-        # [batch_size * q_len, heads, d_k]
-        output = attention(queries, in_pages(key), in_pages(value), tables, lengths)
+        output = attention(  # [batch_size * q_len, heads, d_k]
+            queries, in_pages(key), in_pages(value), tables, lengths, **options
+        )
         return output.reshape(query.shape)  # [batch_size, q_len, heads, d_k]
 
+    own = [*inspect.signature(attend).parameters.values()][:-1]
+    optional = [p for p in parameters_of(attention) if p.default is not p.empty]
+    signature = inspect.Signature([*own, *optional])
+    attend.__signature__ = signature  # type: ignore[attr-defined]
     return attend

@@ -37,7 +37,7 @@ from attention_laws.law import (
 )
 from attention_laws.order import MANY, attends_twice
 from attention_laws.scores import score_gradients
-from attention_laws.script import CallArguments, Script
+from attention_laws.script import CallArguments, Script, parts_of
 
 
 @law
@@ -307,6 +307,8 @@ def linear_bias(script: Script) -> None:
     """
     adapter = script.adapter
     skip_unless(adapter.positions == "alibi", "`positions` is not alibi")
+    is_line = not documented.is_periodic(adapter.target)
+    skip_unless(is_line, "is documented to measure distances on a circle")
     length = script.sizes.k_len + 10
     counts = [script.sizes.heads]
     if not adapter.fixed_size:
@@ -383,7 +385,8 @@ def relative_positions(script: Script) -> None:
     their distance, and is zero for a token and itself. If the angles are laid out for
     pairs of neighbors and the rotation pairs the two halves, or the other way round, it
     is no rotation, and absolute positions matter. So they do if the table of a learned
-    relative bias is indexed by anything but the distance.
+    relative bias is indexed by anything but the distance. Where position ids have
+    several axes, as those of texts with images, each of them may be shifted.
     """
     adapter = script.adapter
     is_known = adapter.positions in ("rotary", "alibi", "relative")
@@ -408,6 +411,7 @@ def relative_positions(script: Script) -> None:
         assert_image_shift_invariant(script)
         script.adapter = adapter
     assert_shift_invariant(script)
+    assert_each_axis_is_relative(script)
     if has_rows and adapter.fixed_length is not None:
         return  # the next pixel may be that of the next row
     # Where no mask can hide tokens in front of the others, weights show the same.
@@ -419,6 +423,85 @@ def relative_positions(script: Script) -> None:
     is_plain = not (is_normed or adapter.image)
     if adapter.positions == "rotary" and adapter.projections and is_plain:
         assert_rotation_starts_at_zero(script)
+
+
+def assert_each_axis_is_relative(script: Script) -> None:
+    """Of position ids with several axes, a shift along one of them changes nothing.
+
+    Such are the ids of texts with images and videos: of time, rows and columns.
+    """
+    adapter, length = script.adapter, max(4, script.sizes.k_len)
+    stated = r"\(([23]), ?\w+, ?\w+\)"
+    for name in filter(
+        names.POSITION_IDS_PATTERN.fullmatch, names.parameters_by_name(adapter.target)
+    ):
+        if not documented.says_of(adapter.target, name, stated):
+            continue
+        for axes, axis in ((3, 0), (3, 1), (3, 2), (2, 0), (2, 1)):
+            script.restart()
+            args = script.make_arguments(script.all_allowed(length, length))
+            tokens = f"torch.arange({length}){script.to_device()}"
+            factors = f"torch.arange(1, {axes + 1}){script.to_device()}[:, None, None]"
+            batch = f".expand(-1, {script.sizes.batch_size}, -1)"
+            ids = script.assign(name, f"({tokens} * {factors} % 5){batch}")
+            moved = script.assign(name, f"{ids}.clone()")
+            script.exec_line(f"{moved}[{axis}] += 7")
+            with script.attempt():  # it may have another number of axes
+                before, after = (script.call(args, **{name: n}) for n in (ids, moved))
+                message = f"{{place}} changes if axis {axis} of `{name}` is shifted"
+                relative = ratio_tolerance(script)
+                script.assert_close(before, after, message, relative=relative)
+
+
+# How coordinates are moved, as source text; the second one is a rotation.
+MOTIONS = {
+    "shifted": "{} + 2",
+    "rotated": "{} @ torch.matrix_exp(torch.tensor("
+    "[[0.0, 0.3, -0.5], [-0.3, 0.0, 0.7], [0.5, -0.7, 0.0]]).to({}))",
+}
+
+
+@law(slow=True)
+def moved_coordinates(script: Script) -> None:
+    r"""Coordinates that are shifted, or rotated, leave the features as they are.
+
+    $$y(x, R \, p + t) = y(x, p), \quad p'(x, R \, p + t) = R \, p'(x, p) + t$$
+
+    What is computed from distances and differences alone does not depend on where a
+    molecule or a map is, and how it is rotated. Coordinates that are returned move with
+    those that are given: a sum of differences needs the sum of its own weights, which a
+    cutoff makes less than one. This applies where the documentation says so.
+    """
+    adapter = script.adapter
+    motions = documented.keeps_motions(adapter.target)
+    shapes = documented.all_shapes(adapter.target)
+    of_points = [n for n in adapter.extra_args if shapes.get(n, ())[2:] == ("3",)]
+    is_known = motions and of_points and adapter.layout == "bld"
+    skip_unless(is_known, "documents no coordinates that may be moved")
+    name, usual = of_points[0], script.sizes
+    length = usual.k_len if adapter.single_input else usual.q_len
+    for motion in motions:
+        script.restart()
+        args = script.make_arguments(script.all_allowed(length, usual.k_len))
+        points = script.random_tensor(name, usual.batch_size, length, 3)
+        moved = script.assign(name, MOTIONS[motion].format(points, points))
+        before, after = (
+            script.assign("result", script.call_source(args, **{name: each}))
+            for each in (points, moved)
+        )
+        shape = script.evaluate(points).shape
+        parts = parts_of(script.evaluate(before)) or {"": script.evaluate(before)}
+        for index, part in parts.items():
+            if not isinstance(part, Tensor) or not part.is_floating_point():
+                continue
+            expected = script.assign("expected", f"{before}{index}")
+            message = f"the output{index} changes if `{name}` is {motion}"
+            if part.shape == shape:
+                moves = MOTIONS[motion].format(expected, expected)
+                expected = script.assign("expected", moves)
+                message = f"the output{index} is not {motion} as `{name}` is"
+            same = f"torch.allclose({expected}, {after}{index}, rtol=1e-3, atol=1e-3)"
+            script.assert_true(same, message)
 
 
 def grids_of_patches(adapter: Adapter) -> list[str]:
@@ -935,8 +1018,6 @@ def distant_positions(script: Script) -> None:
         try:
             assert_half_is_close(script, dtype)
         except LawViolation:
-            reason = f"tokens rounded to {dtype} alone give others of its outputs"
-            skip_unless(script.insist or not jumps_if_rounded(script, dtype), reason)
             reason = (
                 f"counts positions in the dtype of a buffer, which is rounded with the "
                 f"module: keep it in float32 where the module is in {dtype}"
@@ -991,29 +1072,6 @@ def assert_times_of_today_are_exact(script: Script) -> None:
         if script.evaluate(f"torch.allclose({usual}, {outputs[0]}, atol=1e-5)"):
             message = f"{{place}} changes if all of `{name}` are those of today"
             script.assert_close(usual, outputs[1], message)
-
-
-def jumps_if_rounded(script: Script, dtype: torch.dtype) -> bool:
-    """Whether in float32, too, the outputs change if the tokens are rounded.
-
-    The tokens may choose the position of a window, whose borders are at other keys if
-    a number is rounded, and several layers multiply what rounding changes. No position
-    has to be rounded for that. Within a model, each layer rounds anew, and so do the
-    many weights of a long sequence: to rounded tokens comes some more of that noise.
-    """
-    script.restart()
-    args = script.make_arguments()
-    usual = script.call(args)
-    several = script.sizes.k_len > FAR or attends_twice(script)
-    noise = f" * (1 + 4 * torch.finfo({dtype}).eps * torch.randn_like({{0}}).sign())"
-    inputs = tuple(
-        script.assign(n, f"{n}.to({dtype}).float(){noise.format(n) if several else ''}")
-        for n in args.inputs
-    )
-    rounded = script.call(replace(args, inputs=inputs))
-    largest = f"torch.maximum({usual}.abs(), {rounded}.abs()).max()"
-    difference = f"({rounded} - {usual}).abs().max()"
-    return bool(script.evaluate(f"{difference} > 0.1 * {largest}"))
 
 
 def rounds_with_buffers(script: Script, dtype: torch.dtype) -> bool:

@@ -40,6 +40,9 @@ CONTEXTS = {
 # The index of an output whose heads and positions have changed places.
 SWAPPED = ".transpose(1, 2)"
 
+# The index of the first of several outputs of an attention that pools its tokens.
+FIRST_OF_POOLED = "[:, :1]"
+
 # What makes weights of an output that holds their logarithms.
 LOGARITHMS = ".exp()"
 
@@ -50,6 +53,12 @@ CALL_PATTERN = re.compile(
 )
 MODE_PATTERN = re.compile(
     r"with torch\.(?:no_grad|inference_mode)\(\): |attention\.(?:eval|train)\(\)$"
+)
+
+# Variables that laws set by a line of their own; an input of such a name gets a number.
+OF_LAWS = (
+    "attention attention64 another begun checkpointed chunked compiled copied exact "
+    "factors fresh hook layer limited loaded other plain state unused"
 )
 
 # Functions that the lines of a script may call; a program imports those that it uses.
@@ -126,7 +135,7 @@ def find_output(result: Any, query: Tensor, adapter: Adapter) -> str | None:
                 elif adapter.is_pooled and query.dim() == 4 and value.dim() == 3:
                     index += f"[{':, ' * adapter.layout.index('l')}None]"  # has heads
                 elif adapter.is_pooled:
-                    index += "[:, None]" if value.dim() == 2 else "[:, :1]"
+                    index += "[:, None]" if value.dim() == 2 else FIRST_OF_POOLED
                 return index
             axis = adapter.layout.find("l")
             if adapter.fixed_length and value.dim() == query.dim():
@@ -246,7 +255,8 @@ class Script:
         With None, it is as it was built.
         """
         adapter = self.adapter
-        self.lines, self.counters, self.context = [], {}, CONTEXTS.get(mode, "")
+        self.lines, self.context = [], CONTEXTS.get(mode, "")
+        self.counters = dict.fromkeys(OF_LAWS.split(), 1)
         mode = "eval" if self.context else mode
         self.namespace = {"torch": torch, "copy": copy, adapter.name: adapter.target}
         self.namespace |= {**TOOLS, **adapter.namespace}
@@ -399,8 +409,8 @@ class Script:
         """
         if self.adapter.is_pooled:
             return [0]
-        if not self.adapter.queries_are_keys:
-            moved = any(mask.moves_queries for mask in self.adapter.masks)
+        moved = any(mask.moves_queries for mask in self.adapter.masks)
+        if moved or not self.adapter.queries_are_keys:
             seeing = args.allowed.any(dim=1).all(dim=1)  # what a moved one may not
             return [n for n in range(len(args.allowed)) if seeing[n] or not moved]
         real = args.allowed.any(dim=0).all(dim=1)
@@ -598,6 +608,10 @@ class Script:
         """Call the attention; return the variable of its output."""
         return self.assign_output(self.call_source(args, function, **more), args)
 
+    def call_for_all(self, args: CallArguments) -> str:
+        """Call the attention; return all outputs, if it pools its tokens to several."""
+        return self.assign_output(self.call_source(args), args, FIRST_OF_POOLED)
+
     def call_source(
         self, args: CallArguments, function: str = "attention", /, **more: str
     ) -> str:
@@ -613,16 +627,17 @@ class Script:
                 function = f"after_reset({function}, {self.adapter.reset!r})"
         return f"{function}({given})"
 
-    def assign_output(self, call: str, args: CallArguments) -> str:
+    def assign_output(self, call: str, args: CallArguments, without: str = "") -> str:
         """Assign the output of a call to a new variable.
 
         Whether a call returns a tuple may depend on the mode or on an argument, so the
-        index of the output is looked up in the result of each call.
+        index of the output is looked up in the result of each call. What it ends with
+        may be left out.
         """
         output = self.assign("y", call)
         value, line = self.namespace[output], self.lines[-1]
         index = find_output(value, self.evaluate(args.inputs[0]), self.adapter)
-        if index:
+        if index := (index or "").removesuffix(without):
             self.namespace[output] = eval(f"value{index}", {"value": value})
             self.lines[-1] = line + index
         return output

@@ -127,6 +127,10 @@ def sinks_compete(script: Script) -> None:
     is_plain = adapter.is_module and "b" in adapter.layout and not adapter.is_pooled
     skip_unless(is_plain and adapter.fixed_length is None, "has no single keys")
     layers, features = find_values(script)
+    script.restart()
+    owned = dict(script.evaluate("attention").named_parameters())
+    is_token = sink.startswith("cls") and not any(sink[:3] in name for name in owned)
+    skip_unless(not is_token, f"`{sink}` is that of one of the tokens")
     # With a sink, queries and keys of one fused projection have influence, too.
     are_known = len(features) in (0, usual.heads // adapter.group_size * usual.d_k)
     skip_unless(are_known and "out" in layers, "has no values that are known")

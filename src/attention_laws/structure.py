@@ -30,6 +30,8 @@ from attention_laws.names import (
 from attention_laws.source import source_of
 
 CONFIG_ATTRIBUTES = ("config", "cfg", "args", "params", "hparams", "spec", "opt")
+# Attributes for the number of batch items that a cache has room for.
+BATCH_ATTRIBUTES = ("max_batch_size", "max_batch", "max_bsz", "max_bs")
 # Attributes for the number of features that are rotated.
 ROTARY_WIDTHS = ("rope_n_elem", "rotary_ndims", "rotary_dim", "rope_dim", "rot_dim")
 # Names in code that computes a positional encoding.
@@ -37,6 +39,7 @@ ENCODING_PATTERN = re.compile(
     r"rope|rotary|rotat|alibi|slope|relative|^rel(_|$)|_rel$|position|pos_?e(mb|nc)|freqs"
     r"|(^|_)pos_[kqv](_|$)"
     r"|^(cos|sin|angles?|theta|bucket|distance|pos|inv_freq)$|bias_table|lambda_d|dist"
+    r"|recency|^lags?$"
     # What fades from token to token tells how far each is.
     r"|(?<!weight_)decay|forget_?(gate|bias)|forgetting|retention|retnet"
     r"|^(cpb|rpb)(_|$)|^meshgrid$|^(row|col(umn)?|height|width|[hw])_?emb|^w?pe$",
@@ -80,7 +83,8 @@ DESIGNS = {
     "norm": r"norm(?!al_?$|_?fact)|cosine|^(rsqrt|std|var|square)$",
     "group_norm": r"(group|instance)_?norm",
     "direction": r"(?<!bi)direction",  # of which heads may have one each
-    "monotonic": r"monoton|wait_?k",  # a query goes on where the one before it ended
+    # A query goes on where the one before it ended, whatever the keys are.
+    "monotonic": r"monoton|wait_?k|gmm|num_mixtures|location_based",
     "residual": r"residual|shortcut|^skip",
     "gate": r"(^|_)(gate|gating)|sigmoid|swiglu|silu|rout(er|ing)",
     "softcap": r"soft_?cap|logit_cap|tanh",
@@ -232,6 +236,20 @@ def largest_distance(module: nn.Module) -> int | None:
                 if type(value) is int and value > 1:
                     return value
     return None
+
+
+def largest_batch(module: Any) -> int | None:
+    r"""How many batch items a module has room for: an attribute of a part or config.
+
+    >>> module = nn.Module()
+    >>> module.max_batch_size = 4
+    >>> largest_batch(module), largest_batch(nn.Module())
+    (4, None)
+    """
+    parts: list[Any] = [*module.modules()] if isinstance(module, nn.Module) else []
+    parts += [vars(part).get(name) for part in parts for name in CONFIG_ATTRIBUTES]
+    found = (getattr(part, name, None) for part in parts for name in BATCH_ATTRIBUTES)
+    return min((n for n in found if type(n) is int), default=None)
 
 
 def designs_of(target: Any) -> dict[str, str]:

@@ -134,13 +134,31 @@ def tensors_in(value: Any) -> list[Tensor]:
 def dropout_places(module: nn.Module) -> list[str]:
     r"""The names of the submodules that have a dropout probability.
 
-    Items of a list, such as one head each, have one name.
+    Items of a list, such as one head each, have one name. Of several probabilities in
+    one submodule, each has one.
 
     >>> dropout_places(nn.ModuleList([nn.Dropout(), nn.Dropout()]))
     ['*']
+    >>> module = nn.Module()
+    >>> module.attn_drop, module.out_drop = 0.1, 0.2
+    >>> dropout_places(module)
+    ['attn_drop', 'out_drop']
     """
-    names = [name for name, part in module.named_modules() if probabilities(part)]
-    return list(dict.fromkeys(place_of(name) for name in names))
+    return list(dict.fromkeys(place for place, _, _ in rates_of(module)))
+
+
+def rates_of(module: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
+    """The dropout probabilities: the place, the submodule and the attribute of each.
+
+    One that is the probability to keep may be derived from another one: they are then
+    at one place.
+    """
+    for path, part in module.named_modules():
+        names = probabilities(part)
+        are_apart = len(names) > 1 and not any(map(is_kept, names))
+        for name in names:
+            place = f"{path}.{name}".lstrip(".") if are_apart else path
+            yield place_of(place), part, name
 
 
 def active_dropout(module: nn.Module) -> list[str]:
@@ -150,9 +168,9 @@ def active_dropout(module: nn.Module) -> list[str]:
     ['b']
     """
     found = [
-        place_of(path)
-        for path, part in module.named_modules()
-        if any(getattr(part, n) != float(is_kept(n)) for n in probabilities(part))
+        place
+        for place, part, name in rates_of(module)
+        if getattr(part, name) != float(is_kept(name))
     ]
     return list(dict.fromkeys(found))
 
@@ -168,12 +186,13 @@ def dropout_names(module: nn.Module, place: str) -> list[str]:
     >>> dropout_names(nn.ModuleDict({"attn_drop": nn.Dropout()}), "attn_drop")
     ['attn_drop']
     """
-    names: list[str] = []
-    for path, part in module.named_modules():
-        if place_of(path) == place:
-            is_layer = isinstance(part, nn.modules.dropout._DropoutNd)
-            names += [path.rpartition(".")[2]] if is_layer else probabilities(part)
-    return names
+    return [
+        place.rpartition(".")[2]
+        if isinstance(part, nn.modules.dropout._DropoutNd)
+        else name
+        for found, part, name in rates_of(module)
+        if found == place
+    ]
 
 
 def probabilities(part: nn.Module) -> list[str]:
@@ -224,19 +243,18 @@ def set_dropout(module: nn.Module, p: float, place: str | None = None) -> bool:
     That is each dropout layer, and each number between 0 and 1 in an attribute with
     "drop" in its name: `nn.MultiheadAttention`, for example, has no dropout layer and
     passes its attribute `dropout` to a function. So is `p` where `forward` is random.
-    With `place`, only those of the submodule of this name are set.
+    With `place`, only those at this one of its `dropout_places` are set.
 
     >>> mha = nn.MultiheadAttention(4, 2, dropout=0.1)
     >>> set_dropout(mha, 0.5), mha.dropout
     (True, 0.5)
     """
     changed = False
-    for path, part in module.named_modules():
-        if place in (None, place_of(path)):
-            for name in probabilities(part):
-                value = 1 - p if is_kept(name) else p
-                changed |= getattr(part, name) != value
-                setattr(part, name, value)
+    for found, part, name in rates_of(module):
+        if place in (None, found):
+            value = 1 - p if is_kept(name) else p
+            changed |= getattr(part, name) != value
+            setattr(part, name, value)
     return changed
 
 

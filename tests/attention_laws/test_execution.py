@@ -1,6 +1,7 @@
 """Laws of execution: each fails on attention that violates it."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -34,6 +35,19 @@ def test_an_attention_that_autocast_cannot_run_is_skipped_unless_asked_for(
         script = Script(adapter, Sizes(2, 3, 3, 3, 4), insist=insist)
         with pytest.raises(expected):
             LAWS["autocast"].test(script)
+
+
+class CapsLargeScores(SelfAttention):
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return 8 * torch.tanh(super().score(q, k) / 8)
+
+
+def test_scores_that_a_soft_cap_limits_grow_before_it() -> None:
+    settings = {"d_model": "{d_model}", "heads": "{heads}"}
+    adapter = Adapter(CapsLargeScores, "Attention", "", settings, inputs=("x",))
+    for designs, are_bounded in (({}, True), ({"softcap": "tanh"}, False)):
+        script = Script(replace(adapter, designs=designs), Sizes(1, 5, 5, 3, 4))
+        assert execution.scores_are_bounded(script) == are_bounded
 
 
 @each_law_of(execution)

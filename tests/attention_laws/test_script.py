@@ -1,12 +1,14 @@
 """A script executes the lines that it records, and prints those that matter."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from attention_laws import script
 from attention_laws.adapter import Adapter, MaskArgument, Sizes
 from attention_laws.law import LawViolation, ScriptError
 from attention_laws.script import CheckedIndices, Script
@@ -131,6 +133,16 @@ def test_perturb_replaces_copies_of_keys_and_values_only() -> None:
         changed = script.evaluate(after).isnan().all(dim=-1)
         assert changed.nonzero().tolist() == [[0, 1], [0, 2]]
         assert not script.evaluate(before).isnan().any()
+
+
+def test_no_input_has_the_name_of_a_module_that_a_law_makes() -> None:
+    makes = (
+        r'exec_line\(f?"(\w+) = (?:copy\.deepcopy|detached_copy|\{script\.build_exp)'
+    )
+    folder = Path(script.__file__).parent
+    source = "".join(path.read_text("utf-8") for path in folder.glob("*.py"))
+    made = {*re.findall(makes, source), *re.findall(r'build_other\("(\w+)"', source)}
+    assert {"other", "fresh", "plain"} <= made <= {*script.OF_LAWS.split()}
 
 
 def test_nan_is_a_difference() -> None:

@@ -1,7 +1,7 @@
 """Modules that violate the laws of the formula, or come near to it."""
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -1757,8 +1757,145 @@ class ReturnsDrawnWeights(DrawsWeightsAgain):
         return used
 
 
+def attend_by_blocks(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sinks: Tensor | None = None,
+    kv_lens: Tensor | None = None,
+    block_size: int = 64,
+    rescale: bool = True,
+) -> Tensor:
+    """q, k, v: (batch, heads, length, d). The queries are the last of each sequence.
+
+    sinks: (heads,) scores beside those of the keys.
+    """
+    if kv_lens is None:
+        kv_lens = torch.full((len(k),), k.shape[2], device=q.device)
+    lens = kv_lens.view(-1, 1, 1)
+    places = lens - q.shape[2] + torch.arange(q.shape[2], device=q.device)[:, None]
+    largest = q.new_full((*q.shape[:3], 1), torch.finfo(q.dtype).min)
+    total, y = torch.zeros_like(largest), torch.zeros_like(v[:, :, :1] + 0 * q[..., :1])
+    for start in range(0, k.shape[2], block_size):
+        part = slice(start, start + block_size)
+        keys = torch.arange(k.shape[2], device=q.device)[part]
+        seen = ((keys < lens) & (keys <= places))[:, None]
+        scores = q @ k[:, :, part].mT / q.shape[-1] ** 0.5
+        scores = scores.masked_fill(~seen, torch.finfo(q.dtype).min)
+        larger = torch.maximum(largest, scores.amax(-1, keepdim=True))
+        weights = (scores - larger).exp() * seen
+        factor = (largest - larger).exp()
+        total = total * (factor if rescale else 1) + weights.sum(-1, keepdim=True)
+        y, largest = y * factor + weights @ v[:, :, part], larger
+    if sinks is not None:
+        total = total + (sinks[:, None, None] - largest).exp()
+    return y / total.clamp_min(torch.finfo(q.dtype).tiny)
+
+
+def attend_by_blocks_unscaled(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sinks: Tensor | None = None,
+    kv_lens: Tensor | None = None,
+    block_size: int = 64,
+) -> Tensor:
+    """q, k, v: (batch, heads, length, d). The queries are the last of each sequence."""
+    return attend_by_blocks(q, k, v, sinks, kv_lens, block_size, rescale=False)
+
+
+class WeightsOfCall(NamedTuple):
+    output: Tensor
+    weights: Tensor  # (batch, heads, query, key): what the values were multiplied with
+
+
+class TalkingAndTelling(MixesFusedWeights):
+    """The heads talk to each other."""
+
+    def forward(self, x: Tensor) -> WeightsOfCall:  # type: ignore[override]
+        return WeightsOfCall(*super().forward(x))
+
+
+class TalkingAndTellingUnmixed(ReturnsUnmixedWeights):
+    """The heads talk to each other."""
+
+    def forward(self, x: Tensor) -> WeightsOfCall:  # type: ignore[override]
+        return WeightsOfCall(*super().forward(x))
+
+
+class TellsWhatMixed(Correct):
+    """Returns the output, and the coefficients with which the values were mixed."""
+
+    def forward(self, query: Tensor, other: Tensor) -> Any:  # type: ignore[override]
+        q, k = self.split(self.query(query)), self.split(self.key(other))
+        weights = self.weigh(self.score(q, k), None)
+        dropped = self.dropout(weights)
+        y = self.join(self.read(dropped, self.split(self.value(other))))
+        return y, self.tell(weights, dropped)
+
+    def tell(self, weights: Tensor, dropped: Tensor) -> Tensor:
+        return dropped
+
+
+class TellsWhatWasWeighed(TellsWhatMixed):
+    def tell(self, weights: Tensor, dropped: Tensor) -> Tensor:
+        return weights
+
+
+class AttendsToMaps(Correct):
+    """Queries attend to the pixels of a list of maps (B, C, H, W)."""
+
+    def __init__(self, d_model: int, heads: int, num_levels: int = 3) -> None:
+        super().__init__(d_model, heads)
+        self.levels = nn.Parameter(torch.randn(num_levels, d_model))
+
+    def forward(self, query: Tensor, maps: list[Tensor]) -> Any:  # type: ignore[override]
+        parts = [
+            one.flatten(2).mT + e for e, one in zip(self.levels, maps, strict=False)
+        ]
+        tokens = torch.cat(parts, dim=1)
+        return super().forward(query, tokens, tokens)
+
+
+class ReadsPassages(Correct):
+    """question: (B, T, d), passages: (B, P, N, d)
+
+    passage_mask: (B, P, N), True = token
+    """
+
+    def forward(  # type: ignore[override]
+        self, question: Tensor, passages: Tensor, passage_mask: Tensor | None = None
+    ) -> Any:
+        tokens = passages.flatten(1, 2)
+        seen = None if passage_mask is None else passage_mask.flatten(1)[:, None]
+        return super().forward(question, tokens, tokens, seen)
+
+
+class TextAndFrames(Correct):
+    """Text and frames have widths of their own."""
+
+    def __init__(self, text_dim: int = 64, frame_dim: int = 48, heads: int = 4) -> None:
+        super().__init__(text_dim, heads, 0.0)
+        self.norm = nn.LayerNorm(frame_dim)
+        self.key, self.value = (nn.Linear(frame_dim, text_dim) for _ in range(2))
+
+    def forward(self, text: Tensor, frames: Tensor) -> Any:  # type: ignore[override]
+        frames = self.norm(frames)
+        return super().forward(text, frames, frames)
+
+
+class FactorsOfAttention(SelfAttention):
+    """A softmax of the queries over channels, and one of the keys over tokens."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (self.split(part(x)) for part in (self.query, self.key, self.value))
+        y: Tensor = self.join(q.softmax(dim=-1) @ (k.softmax(dim=2).mT @ v))
+        return y
+
+
 VIOLATING: Violations = {
     "rows_sum_to_one": [
+        (attend_by_blocks_unscaled, {}),
         (SumsOverTargets, {}),
         (ReturnsDroppedWeights, {}),
         (ReturnsWeightsBeforeMask, MASK),
@@ -1769,6 +1906,8 @@ VIOLATING: Violations = {
         (ReturnsUnmaskedMaps, {}),
     ],
     "weights_match_output": [
+        (TellsWhatWasWeighed, {}),
+        (TalkingAndTellingUnmixed, {}),
         (DrawsWeightsAgain, {}),
         (MeanWeightsBeforeDropout, {}),
         (WeightsOfBlockBeforeDropout, {}),
@@ -1801,8 +1940,10 @@ VIOLATING: Violations = {
         (NormalizesKeysAndValues, {}),
         (NormalizesQueriesAndValues, {}),
     ],
-    "equal_values": [
+    "repeated_tokens": [
         (VectorsOverChannels, {}),
+    ],
+    "equal_values": [
         (AttendsByColumns, {}),
         (NormalizedImageByColumns, {"layout": "image"}),
         (AddsOverlappingWindows, {}),
@@ -1835,6 +1976,13 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("batch_independence", TextAndFrames),
+    ("padding", ReadsPassages),
+    ("formula", ReadsPassages),
+    ("allowed_keys_attended", AttendsToMaps),
+    ("weights_match_output", TellsWhatMixed),
+    ("weights_match_output", TalkingAndTelling),
+    ("rows_sum_to_one", attend_by_blocks),
     ("allowed_keys_attended", HeadsSeeTwoWays),
     ("formula", ReturnsDrawnWeights),
     ("weights_match_output", ReturnsDrawnWeights),
@@ -1911,6 +2059,7 @@ PASSING_ONE: Passes = [
 
 
 EXCUSED: Excuses = [
+    ("formula", FactorsOfAttention, "projections not found"),
     ("formula", MaximalUpdate, "a scale that is documented"),
     ("formula", DividedByLayers, "a scale that is documented"),
     ("linear_in_value", RoundedValues, "quant"),

@@ -1190,8 +1190,102 @@ class ScaleOfEachPart(ScaleOfWholePack):
         return same.sum(dim=-1)
 
 
+class KeepsSomeTokens(SelfAttention):
+    """The first output, and those of the tokens that it attends to most."""
+
+    def forward(self, x: Tensor) -> Any:
+        q, k, v = (self.split(part(x)) for part in (self.query, self.key, self.value))
+        weights = self.weigh(self.score(q, k), None)
+        y = self.join(self.read(weights, v))
+        count = (x.shape[1] - 1) // 2 + 1
+        kept = 1 + self.choose(weights[:, :, 0, 1:].mean(1), count).sort(dim=1).values
+        return torch.cat([y[:, :1], y.take_along_dim(kept[..., None], dim=1)], dim=1)
+
+    def choose(self, weights: Tensor, count: int) -> Tensor:
+        return weights.topk(min(count, weights.shape[1]), dim=1).indices
+
+
+class KeepsTokensOfMean(KeepsSomeTokens):
+    def choose(self, weights: Tensor, count: int) -> Tensor:
+        return super().choose(weights.mean(0, keepdim=True).expand_as(weights), count)
+
+
+def attend_in_groups(
+    q: Tensor, k: Tensor, v: Tensor, sm_scale: float | None = None
+) -> Tensor:
+    """q: (batch, heads, length, d); k, v: (batch, kv_heads, length, d)"""
+    scale = q.shape[-1] ** -0.5 if sm_scale is None else sm_scale
+    groups = q.unflatten(1, (k.shape[1], -1)) * scale
+    weights = (groups @ k[:, :, None].mT).softmax(dim=-1)
+    return (weights @ v[:, :, None]).flatten(1, 2)
+
+
+class SharesInTraining(SelfAttention):
+    """In training, a mean of the weights is shared by the batch."""
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        weights = super().weigh(scores, mask)
+        shared = weights.mean(0, keepdim=True).expand_as(weights)
+        return shared if self.training else weights
+
+
+class GapsOfUser(MaskedSelfAttention):
+    """The gaps between items, in units of the smallest one of the user, have a bias."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.gap_bias = nn.Embedding(9, heads)
+
+    def forward(self, x: Tensor, stamps: Tensor | None = None) -> Any:  # type: ignore[override]
+        """x: [B, L, d_model]; stamps: [B, L] integer seconds"""
+        if stamps is None:
+            stamps = torch.arange(x.shape[1], device=x.device).expand(x.shape[:2])
+        gaps = (stamps[:, :, None] - stamps[:, None]).abs()
+        unit = self.least(gaps.masked_fill(gaps == 0, 10**9))
+        bias = self.gap_bias((gaps // unit).clamp(max=8)).permute(0, 3, 1, 2)
+        q, k, v = (self.split(part(x)) for part in (self.query, self.key, self.value))
+        return self.join(self.read((self.score(q, k) + bias).softmax(dim=-1), v))
+
+    def least(self, gaps: Tensor) -> Tensor:
+        return gaps.amin(dim=(1, 2), keepdim=True)
+
+
+class GapsOfAll(GapsOfUser):
+    def least(self, gaps: Tensor) -> Tensor:
+        return gaps.min()
+
+
+class SeesCameras(Correct):
+    """Each view is attended to, and their outputs are merged by a learned score."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.view_score = nn.Linear(d_model, 1)
+
+    def forward(  # type: ignore[override]
+        self, bev: Tensor, images: Tensor, pad_mask: Tensor | None = None
+    ) -> Any:
+        """bev: (B, Q, C), images: (B, V, N, C), pad_mask: (B, N), True at padding"""
+        views = images.shape[1]
+        queries, keys = bev.repeat_interleave(views, dim=0), images.flatten(0, 1)
+        seen = None if pad_mask is None else self.repeat(~pad_mask, views)[:, None]
+        y = super().forward(queries, keys, keys, seen).unflatten(0, (-1, views))
+        return (self.view_score(y).softmax(dim=1) * y).sum(1)
+
+    def repeat(self, mask: Tensor, views: int) -> Tensor:
+        return mask.repeat_interleave(views, dim=0)
+
+
+class SeesOtherCameras(SeesCameras):
+    def repeat(self, mask: Tensor, views: int) -> Tensor:
+        return mask.repeat(views, 1)
+
+
 VIOLATING: Violations = {
     "batch_independence": [
+        (SeesOtherCameras, {}),
+        (GapsOfAll, {}),
+        (KeepsTokensOfMean, {}),
         (EdgesOfFirstGraph, {}),
         (FramesOfSomeVideos, {}),
         (MeanOfLargestGraph, {}),
@@ -1247,6 +1341,12 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("parameter_gradients", SeesCameras),
+    ("batch_independence", SeesCameras),
+    ("batch_independence", GapsOfUser),
+    ("batch_independence", SharesInTraining),
+    ("batch_independence", attend_in_groups),
+    ("batch_independence", KeepsSomeTokens),
     ("batch_independence", FramesOfOneVideo),
     ("batch_independence", EdgesOfOwnGraph),
     ("allowed_keys_attended", EdgesOfOwnGraph),

@@ -2062,25 +2062,129 @@ class ReadsStore(MaskedSelfAttention):
             store.tokens[:, start:end] = x
             store.used = end
             seen = store.tokens[:, :end]
-        if self.key_of(start, x) != self.known:
+        if self._key_of(start, x) != self.known:
             rows = torch.arange(start, end, device=x.device)[:, None]
             self.visible = torch.arange(320, device=x.device) <= rows
-            self.known = self.key_of(start, x)
+            self.known = self._key_of(start, x)
         return Correct.forward(self, x, seen, seen, self.visible[None, :, :end])
 
-    def key_of(self, start: int, x: Tensor) -> tuple[Any, ...]:
+    def _key_of(self, start: int, x: Tensor) -> tuple[Any, ...]:
         return start, x.shape[1], x.device
 
 
 class ReadsStoreAsBefore(ReadsStore):
     """Of two chunks of one length, the second has the mask of the first."""
 
-    def key_of(self, start: int, x: Tensor) -> tuple[Any, ...]:
+    def _key_of(self, start: int, x: Tensor) -> tuple[Any, ...]:
         return x.shape[1], x.device
 
 
+class SlotsOfFewItems(SlotsOfOwnSequence):
+    """Causal; with `start_pos`, keys and values of a few batch items are stored."""
+
+    def __init__(self) -> None:
+        super().__init__(32, 8)
+        self.max_batch_size = 4
+        stored = torch.zeros(self.max_batch_size, 320, 32)
+        self.register_buffer("stored", stored, persistent=False)
+
+    def forward(self, x: Tensor, start_pos: int | None = None) -> Any:
+        if start_pos is not None:
+            self.slots = self.get_buffer("stored")[: len(x)].expand(len(x), -1, -1)
+        return super().forward(x, start_pos)
+
+
+class VerifiesDrafts(MaskedSelfAttention):
+    """Drafts form a tree behind the committed text, which is `past`."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.masks: dict[Any, Tensor] = {}
+
+    def forward(  # type: ignore[override]
+        self,
+        x: Tensor,
+        parents: list[int] | None = None,
+        past: tuple[Tensor, Tensor] | None = None,
+    ) -> Any:
+        parents = [*range(-1, x.shape[1] - 1)] if parents is None else [*parents]
+        key = self._key_of(parents)
+        if key not in self.masks:
+            mask = torch.eye(len(parents), dtype=torch.bool, device=x.device)
+            for node, parent in enumerate(parents):
+                mask[node] |= mask[parent] if parent >= 0 else False
+            self.masks[key] = mask
+        mask = self.masks[key].to(x.device)
+        q, k, v = (self.split(part(x)) for part in (self.query, self.key, self.value))
+        keys, values = k, v
+        if past is not None:
+            keys, values = torch.cat([past[0], k], 2), torch.cat([past[1], v], 2)
+            mask = nn.functional.pad(mask, (past[0].shape[2], 0), value=True)
+        y = self.read(self.weigh(self.score(q, keys), mask[None]), values)
+        return self.join(y), (k, v)
+
+    def _key_of(self, parents: list[int]) -> Any:
+        return tuple(parents)
+
+
+class VerifiesAsManyDrafts(VerifiesDrafts):
+    def _key_of(self, parents: list[int]) -> Any:
+        return len(parents)
+
+
+class KeepsMaskOfFirstStep(Correct):
+    """Attention to a memory, which is projected in the first step.
+
+    Args:
+        memory: (B, S, d_model)
+        memory_padding_mask: (B, S), True at padding. Like `memory`, it is
+            needed in the first step only.
+        cache: a dict that the first step fills; an empty dict for new sentences
+    """
+
+    def forward(  # type: ignore[override]
+        self,
+        query: Tensor,
+        memory: Tensor | None = None,
+        memory_padding_mask: Tensor | None = None,
+        cache: dict[str, Any] | None = None,
+    ) -> Any:
+        if cache:
+            k, v = cache["k"], cache["v"]
+            memory_padding_mask = self.choose(memory_padding_mask, cache["mask"])
+        else:
+            assert memory is not None
+            k, v = self.split(self.key(memory)), self.split(self.value(memory))
+            if cache is not None:
+                cache |= {"k": k, "v": v, "mask": memory_padding_mask}
+        seen = None if memory_padding_mask is None else ~memory_padding_mask[:, None]
+        weights = self.weigh(self.score(self.split(self.query(query)), k), seen)
+        return self.join(self.read(weights, v))
+
+    def choose(self, given: Tensor | None, kept: Tensor | None) -> Tensor | None:
+        return kept
+
+
+class ForgetsMaskOfFirstStep(KeepsMaskOfFirstStep):
+    """Attention to a memory, which is projected in the first step.
+
+    Args:
+        memory: (B, S, d_model)
+        memory_padding_mask: (B, S), True at padding. Like `memory`, it is
+            needed in the first step only.
+        cache: a dict that the first step fills; an empty dict for new sentences
+    """
+
+    def choose(self, given: Tensor | None, kept: Tensor | None) -> Tensor | None:
+        return given
+
+
 VIOLATING: Violations = {
+    "earlier_calls": [
+        (VerifiesAsManyDrafts, {}),
+    ],
     "incremental_decoding": [
+        (ForgetsMaskOfFirstStep, {}),
         (ReadsStoreAsBefore, {}),
         (LeavesContextBehind, {}),
         (DecodesSharedForks, {}),
@@ -2168,6 +2272,10 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("incremental_decoding", KeepsMaskOfFirstStep),
+    ("earlier_calls", VerifiesDrafts),
+    ("incremental_decoding", VerifiesDrafts),
+    ("incremental_decoding", SlotsOfFewItems()),
     ("incremental_decoding", ReadsStore),
     ("incremental_decoding", OfOneKind),
     ("batch_independence", OfOneKind),

@@ -933,8 +933,117 @@ class DropsWholeEdges(DropsEdgesOfAllHeads):
     """Dropout of whole edges, over all heads alike."""
 
 
+class DropsHeadsToo(Correct):
+    """Heads of an item are dropped; the rest is scaled by heads / heads left."""
+
+    def __init__(
+        self, d_model: int, heads: int, p_drophead: float = 0.1, p_attn: float = 0.0
+    ) -> None:
+        super().__init__(d_model, heads, 0.0)
+        self.p_drophead, self.p_attn = p_drophead, p_attn
+
+    def read(self, weights: Tensor, v: Tensor) -> Tensor:
+        y = nn.functional.dropout(weights, self.p_attn, self.training) @ v
+        if not self.training or not self.p_drophead:
+            return y
+        noise = self.draw(y)
+        kept = (noise >= self.p_drophead) | (noise == noise.amax(1, keepdim=True))
+        return y * kept * (self.heads / kept.sum(1, keepdim=True))
+
+    def draw(self, y: Tensor) -> Tensor:
+        return torch.rand(*y.shape[:2], 1, 1, device=y.device)
+
+
+class DropsHeadsOfBatch(DropsHeadsToo):
+    def draw(self, y: Tensor) -> Tensor:
+        return torch.rand(1, self.heads, 1, 1, device=y.device)
+
+
+class GraphLayerWithHeadsLast(nn.Module):
+    """Features are dropped, and weights, which have heads as their last axis."""
+
+    def __init__(self, in_features: int, n_heads: int, dropout: float = 0.1) -> None:
+        super().__init__()
+        self.n_heads, self.dropout = n_heads, dropout
+        self.weight = nn.Linear(in_features, 8 * n_heads, bias=False)
+        self.target = nn.Parameter(torch.randn(n_heads, 8))
+        self.source = nn.Parameter(torch.randn(n_heads, 8))
+
+    def forward(self, h: Tensor, adj: Tensor) -> Tensor:
+        """adj: (B, N, N), 1 where row i receives from column j."""
+        drop = nn.functional.dropout
+        h = drop(h, self.dropout, self.training)
+        values = self.weight(h).unflatten(-1, (self.n_heads, -1))
+        target, source = self.target, self.source
+        to, source = ((values * part).sum(-1) for part in (target, source))
+        scores = nn.functional.leaky_relu(to[:, :, None] + source[:, None], 0.2)
+        own = torch.eye(h.shape[1], dtype=torch.bool, device=h.device)
+        scores = scores.masked_fill(~((adj > 0) | own)[..., None], -torch.inf)
+        weights = drop(scores.softmax(dim=2), self.dropout, self.training)
+        y = torch.einsum("bijh,bjhd->bihd", weights, values)
+        return nn.functional.elu(y.flatten(2))
+
+
+class HidesSlots(Correct):
+    """Each slot of a memory is hidden from all queries of an item with a probability.
+
+    The remaining weights are renormalized. A slot of zeros is never hidden.
+    """
+
+    def __init__(self, d_model: int, heads: int, slot_dropout: float = 0.1) -> None:
+        super().__init__(d_model, heads, 0.0)
+        self.slot_dropout = slot_dropout
+        self.null = nn.Parameter(torch.randn(2, d_model))
+
+    def forward(self, x: Tensor, memory: Tensor) -> Any:  # type: ignore[override]
+        """x: [B, T, d_model], memory: [B, M, d_model]"""
+        k, v = (
+            torch.cat([null.expand(len(x), 1, -1), part(memory)], dim=1)
+            for null, part in zip(self.null, (self.key, self.value), strict=True)
+        )
+        q, k, v = map(self.split, (self.query(x), k, v))
+        weights = self.score(q, k).softmax(dim=-1)
+        if self.training and self.slot_dropout:
+            kept = self.draw(weights) >= self.slot_dropout
+            weights = weights * kept
+            weights = weights / weights.sum(-1, keepdim=True).clamp(min=1e-9)
+        return self.join(self.read(weights, v))
+
+    def draw(self, weights: Tensor) -> Tensor:
+        drawn = torch.rand(len(weights), 1, 1, weights.shape[-1], device=weights.device)
+        drawn[..., 0] = 1
+        return drawn
+
+
+class HidesAllSlots(HidesSlots):
+    def draw(self, weights: Tensor) -> Tensor:
+        return torch.rand(len(weights), 1, weights.shape[2], 1, device=weights.device)
+
+
+class DropsHeadsOnly(DropsHeadsToo):
+    def read(self, weights: Tensor, v: Tensor) -> Tensor:
+        y = weights @ v
+        kept = torch.rand(*y.shape[:2], 1, 1, device=y.device) >= self.p_drophead
+        return y * kept / (1 - self.p_drophead) if self.training else y
+
+
+class DropsHeadsUnscaled(DropsHeadsOnly):
+    """A norm of queries and keys is in front."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        normalize = nn.functional.normalize
+        return super().score(normalize(q, dim=-1), normalize(k, dim=-1))
+
+    def read(self, weights: Tensor, v: Tensor) -> Tensor:
+        y = super().read(weights, v)
+        return y * (1 - self.p_drophead) if self.training else y
+
+
 VIOLATING: Violations = {
     "dropout": [
+        (DropsHeadsUnscaled, {}),
+        (HidesAllSlots, {}),
+        (DropsHeadsOfBatch, {}),
         (DropsEdgesOfAllHeads, {}),
         (DropsInPairs, {}),
         (RateOfOutputUnused, {}),
@@ -975,6 +1084,9 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("dropout", HidesSlots),
+    ("dropout", GraphLayerWithHeadsLast),
+    ("dropout", DropsHeadsToo),
     ("dropout", DropsWholeEdges),
     ("dropout", DropsHeadsByRest),
     ("dropout", RatesOfTwoKinds),

@@ -1114,11 +1114,55 @@ class PoolsForEachHead(nn.Module):
         return pooled.squeeze(1)
 
 
+class OtherAsContext(Correct):
+    """The context has the name that a law gives to a copy of the attention."""
+
+    def forward(self, x: Tensor, other: Tensor) -> Any:  # type: ignore[override]
+        return super().forward(x, other, other)
+
+
+class BiasAndPadding(SelfAttention):
+    """With and without gradients, it has two ways to compute the same."""
+
+    def forward(  # type: ignore[override]
+        self,
+        x: Tensor,
+        attn_bias: Tensor | None = None,
+        padding_mask: Tensor | None = None,
+    ) -> Any:
+        """attn_bias: (B, heads, N, N), added. padding_mask: (B, N), True at padding"""
+        q, k, v = (self.split(part(x)) for part in (self.query, self.key, self.value))
+        scores = self.score(q, k)
+        if attn_bias is not None:
+            scores = scores + attn_bias
+        if padding_mask is not None and self.is_seen(attn_bias):
+            least = torch.finfo(scores.dtype).min
+            scores = scores.masked_fill(padding_mask[:, None, None], least)
+        return self.join(self.read(scores.softmax(dim=-1), v))
+
+    def is_seen(self, bias: Tensor | None) -> bool:
+        return True
+
+
+class BiasOrPadding(BiasAndPadding):
+    def is_seen(self, bias: Tensor | None) -> bool:
+        return bias is None or torch.is_grad_enabled()
+
+
+class ResetsWeights(SelfAttention):
+    """`_reset` begins the weights anew, and has nothing to do with calls."""
+
+    def _reset(self) -> None:
+        for weight in self.parameters():
+            nn.init.normal_(weight)
+
+
 VIOLATING: Violations = {
     "finite_in_half": [
         (RectifiedLinearInHalf, {}),
     ],
     "eval_matches_train": [
+        (BiasOrPadding, {}),
         (LimitsScaleInTraining, {}),
         (attend_in_first_rows, {}),
         (HidesFutureInKernelOnly, {}),
@@ -1209,6 +1253,9 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("earlier_calls", ResetsWeights),
+    ("eval_matches_train", BiasAndPadding),
+    ("earlier_calls", OtherAsContext),
     ("autocast", PoolsForEachHead),
     ("earlier_calls", KeepsDistancesOfStart),
     ("eval_matches_train", LimitsScale),

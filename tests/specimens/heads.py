@@ -341,11 +341,36 @@ class CosineOfAllHeads(CosineInVolume):
         return x / x.norm(dim=(1, 3), keepdim=True)
 
 
+class OverChannels(SelfAttention):
+    """Channels attend to each other; each is a vector over the tokens."""
+
+    axes = (-1, -1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = (part(x).mT for part in (self.query, self.key, self.value))
+        q, k, v = (part.unflatten(1, (self.heads, -1)) for part in parts)
+        of_query, of_key = self.axes
+        q = nn.functional.normalize(q, dim=of_query)
+        k = nn.functional.normalize(k, dim=of_key)
+        y: Tensor = self.out(((q @ k.mT).softmax(dim=-1) @ v).flatten(1, 2).mT)
+        return y
+
+
+class OverChannelsAndTokens(OverChannels):
+    axes = (-1, -2)
+
+
+class OverChannelsOfTokens(OverChannels):
+    axes = (-2, -2)
+
+
 VIOLATING: Violations = {
     "own_context": [
         (AddsUpEarlierHeads, {}),
     ],
     "head_norms": [
+        (OverChannelsOfTokens, {}),
+        (OverChannelsAndTokens, {}),
         (HeadsWithOneNorm, {}),
         (LengthOneOfHeads, {}),
         (LengthOneOfTokens, {}),
@@ -367,6 +392,7 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("query_permutation", OverChannels),
     ("head_independence", CosineInVolume),
     ("head_norms", HeadsWithNorms),
     ("own_context", DividesByOwnSum),

@@ -1574,6 +1574,34 @@ def read_stations(grid_q: Tensor, station_k: Tensor, station_v: Tensor) -> Tenso
     return nn.functional.scaled_dot_product_attention(grid_q, station_k, station_v)
 
 
+class ForegroundOfQueries(Correct):
+    """mask_logits: (B, Q, P), those of a foreground, which a query attends to.
+
+    padding_mask: (B, P), True at padding.
+    """
+
+    def forward(  # type: ignore[override]
+        self,
+        queries: Tensor,
+        pixels: Tensor,
+        mask_logits: Tensor,
+        padding_mask: Tensor | None = None,
+    ) -> Any:
+        hidden = mask_logits.sigmoid() < 0.5
+        hidden = hidden & ~hidden.all(dim=-1, keepdim=True)
+        if padding_mask is not None:
+            hidden = hidden | padding_mask[:, None]
+        return super().forward(queries, pixels, pixels, ~hidden)
+
+
+class BoolsAtPadding(SelfAttention):
+    """x (B, N, C), pad (B, N) True where a token is padding."""
+
+    def forward(self, x: Tensor, pad: Tensor | None = None) -> Any:  # type: ignore[override]
+        seen = None if pad is None else (~pad)[:, None].bool()
+        return Correct.forward(self, x, x, x, seen)
+
+
 VIOLATING: Violations = {
     "causality": [
         (MeansOfOpenFours, {}),
@@ -1749,6 +1777,8 @@ PASSING_ONE: Passes = [
 
 
 EXCUSED: Excuses = [
+    ("integer_mask", BoolsAtPadding, "takes no bool mask"),
+    ("added_mask", ForegroundOfQueries, "does not add its mask"),
     ("finite_in_half", newest_query, "to take float32 only"),
     ("large_scores", newest_query, "to take float32 only"),
     ("half_precision", newest_query, "to take float32 only"),

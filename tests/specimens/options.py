@@ -892,6 +892,48 @@ class AllChunksForZero(AllChunksForNone):
     """Of `num_left_chunks`, 0 stands for all."""
 
 
+def attend_to_pages(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    context_lens: Tensor,
+    sliding_window: int | None = None,
+) -> Tensor:
+    """query: [items, heads, d], caches: [pages, 4, heads, d], lens: [items]"""
+    k, v = (pages[block_tables].flatten(1, 2) for pages in (key_cache, value_cache))
+    scores = torch.einsum("bhd,bkhd->bhk", query, k) / query.shape[-1] ** 0.5
+    places, ends = torch.arange(k.shape[1], device=k.device), context_lens[:, None]
+    seen = places < ends
+    if sliding_window is not None:
+        seen = seen & (places >= first_seen(ends, sliding_window))
+    scores = scores.masked_fill(~seen[:, None], torch.finfo(scores.dtype).min)
+    return torch.einsum("bhk,bkhd->bhd", scores.softmax(dim=-1), v)
+
+
+def first_seen(ends: Tensor, window: int) -> Tensor:
+    return ends - window
+
+
+def attend_to_last_pages(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    context_lens: Tensor,
+    sliding_window: int | None = None,
+) -> Tensor:
+    """query: [items, heads, d], caches: [pages, 4, heads, d], lens: [items]"""
+    k, v = (pages[block_tables].flatten(1, 2) for pages in (key_cache, value_cache))
+    scores = torch.einsum("bhd,bkhd->bhk", query, k) / query.shape[-1] ** 0.5
+    places, ends = torch.arange(k.shape[1], device=k.device), context_lens[:, None]
+    seen = places < ends
+    if sliding_window is not None:
+        seen = seen & (places >= first_seen(ends.max(), sliding_window))
+    scores = scores.masked_fill(~seen[:, None], torch.finfo(scores.dtype).min)
+    return torch.einsum("bhk,bkhd->bhd", scores.softmax(dim=-1), v)
+
+
 VIOLATING: Violations = {
     "causality": [(MaskOfStackedHeads, {})],
     "constructor_options": [
@@ -923,6 +965,7 @@ VIOLATING: Violations = {
         (KeepsPartsOfArea, {}),
     ],
     "call_options": [
+        (attend_to_last_pages, {}),
         (WindowOfSeveralQueries, {}),
         (CausalByFirstQuery, {}),
         (CapsHiddenScores, {}),
@@ -931,6 +974,7 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("call_options", attend_to_pages),
     ("constructor_options", ChunksOnLeft),
     ("call_options", WindowOfEachQuery),
     ("constructor_options", DropsInTraining),

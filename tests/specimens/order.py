@@ -546,7 +546,48 @@ class GridOfPixels(SelfAttention):
         return x + y.permute(0, 3, 1, 2)
 
 
+class OneChunkForEachCall(SelfAttention):
+    """Each call gets one chunk (B, T, C), usually of `chunk_size`, and its left."""
+
+    def __init__(
+        self, d_model: int, heads: int, chunk_size: int = 16, left_context: int = 32
+    ) -> None:
+        super().__init__(d_model, heads)
+        self.chunk_size, self.left_context = chunk_size, left_context
+
+
+class Slots(nn.Module):
+    """Slots share each token, and each of them is the mean of its shares."""
+
+    axis = -1
+
+    def __init__(self, dim: int, num_slots: int = 5) -> None:
+        super().__init__()
+        self.slots = nn.Parameter(torch.randn(1, num_slots, dim))
+        self.query, self.key = nn.Linear(dim, dim), nn.Linear(dim, dim)
+        self.value = nn.Linear(dim, dim)
+        self.update = nn.GRUCell(dim, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        slots = self.slots.expand(len(x), -1, -1)
+        k, v = self.key(x), self.value(x)
+        for _ in range(2):
+            scores = self.query(slots) @ k.mT / x.shape[-1] ** 0.5
+            weights = scores.softmax(dim=1) + 1e-8
+            weights = weights / weights.sum(dim=self.axis, keepdim=True)
+            means = (weights @ v).flatten(0, 1)
+            slots = self.update(means, slots.flatten(0, 1)).view_as(slots)
+        return slots
+
+
+class SlotsOfSums(Slots):
+    axis = 1
+
+
 VIOLATING: Violations = {
+    "repeated_tokens": [
+        (SlotsOfSums, {}),
+    ],
     "pairs_of_queries": [
         (PairsOfKeys, {}),
     ],
@@ -581,6 +622,7 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("repeated_tokens", Slots),
     ("key_permutation", ChannelsAsCh),
     ("pairs_of_queries", PairsOfQueries),
     ("key_permutation", BesideClassToken),
@@ -604,6 +646,7 @@ PASSING_ONE: Passes = [
 
 
 EXCUSED: Excuses = [
+    ("sliding_window", OneChunkForEachCall, "`window` is not given"),
     ("key_permutation", PlacesFromTheEnd, "positional encoding"),
     ("longer_padding", PlacesFromTheEnd, "counted from the last token"),
     ("sliding_window", ChunksOnTheLeft, "`window` is not given"),

@@ -1217,7 +1217,71 @@ class BiasFromMiddle(BiasOfNeighbors):
         return near[:, near.shape[1] // 2, None]
 
 
+class MovesAtoms(SelfAttention):
+    """E(3)-equivariant attention: weights fade with the distance, to zero beyond 5."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.mix = nn.Parameter(torch.randn(heads))
+
+    def forward(self, h: Tensor, x: Tensor) -> Any:  # type: ignore[override]
+        """h: (B, N, d_model), x: (B, N, 3)"""
+        q, k, v = (self.split(part(h)) for part in (self.query, self.key, self.value))
+        distance = (x[:, :, None] - x[:, None]).square().sum(-1).clamp(min=1e-12).sqrt()
+        fade = (1 - distance / 5).clamp(min=0)[:, None]
+        weights = self.score(q, k).softmax(dim=-1) * fade
+        of_pairs = (weights * self.mix[:, None, None]).sum(1)
+        moved = x + of_pairs @ x - self.total(of_pairs) * x
+        return h + self.join(weights @ v), moved
+
+    def total(self, of_pairs: Tensor) -> Tensor:
+        return of_pairs.sum(-1, keepdim=True)
+
+
+class MovesAtomsTooFar(MovesAtoms):
+    def total(self, of_pairs: Tensor) -> Tensor:
+        return self.mix.sum()
+
+
+class RotatesByThree(MaskedSelfAttention):
+    """`position_ids` is (3, batch, seq): time, row and column; all equal for text."""
+
+    shares = (2, 1, 1)
+
+    def __init__(self, d_model: int = 24, heads: int = 3) -> None:
+        super().__init__(d_model, heads)
+
+    def forward(self, x: Tensor, position_ids: Tensor | None = None) -> Any:  # type: ignore[override]
+        if position_ids is None:
+            places = torch.arange(x.shape[1], device=x.device)
+            position_ids = places.expand(3, *x.shape[:2])
+        width = x.shape[-1] // self.heads
+        speed = 100 ** -(torch.arange(0, width, 2, device=x.device) / width)
+        angles = (position_ids[..., None] * speed).repeat(1, 1, 1, 2)
+        parts = angles.split(self.sections(), dim=-1)
+        angle = torch.cat([part[n % 3] for n, part in enumerate(parts)], dim=-1)
+        q, k, v = (self.split(part(x)) for part in (self.query, self.key, self.value))
+        q, k = (self.turn_by(part, angle[:, None].to(x)) for part in (q, k))
+        seen = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device)
+        return self.join(self.read(self.weigh(self.score(q, k), seen.tril()[None]), v))
+
+    def sections(self) -> list[int]:
+        return [*self.shares, *self.shares]
+
+    def turn_by(self, x: Tensor, angle: Tensor) -> Tensor:
+        one, other = x.chunk(2, dim=-1)
+        return x * angle.cos() + torch.cat([-other, one], dim=-1) * angle.sin()
+
+
+class RotatesByThreeInTurns(RotatesByThree):
+    def sections(self) -> list[int]:
+        return [2 * share for share in self.shares]
+
+
 VIOLATING: Violations = {
+    "moved_coordinates": [
+        (MovesAtomsTooFar, {}),
+    ],
     "positions_matter": [
         (RotatesHeads, {}),
         (DistancesWithoutSign, {}),
@@ -1247,6 +1311,7 @@ VIOLATING: Violations = {
         (SteepSlopes, {"positions": "alibi"}),
     ],
     "relative_positions": [
+        (RotatesByThreeInTurns, {}),
         (PlacesOfCaller, {}),
         (RelativeScoresPaddedBehind, {}),
         (RotaryWrongPairs, {"positions": "rotary"}),
@@ -1283,6 +1348,8 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("relative_positions", RotatesByThree),
+    ("moved_coordinates", MovesAtoms),
     ("relative_table", BiasOfNeighbors),
     ("rotary_angles", PartialRotary),
     ("relative_table", BucketsUpToTheLast),
@@ -1330,7 +1397,7 @@ EXCUSED: Excuses = [
     ("distant_positions", TimesInIntegers, "no positional encoding"),
     ("positions_matter", SignedDistances, "is not rotary or alibi"),
     ("relative_table", ChunksWithAllPast, "distances occur in its chunks"),
-    ("distant_positions", WindowAtPrediction, "rounded to torch.bfloat16 alone"),
+    ("distant_positions", WindowAtPrediction, "changed by 1 / 64 change it"),
     ("distant_positions", RotaryInDtypeOfBuffer, "the dtype of a buffer"),
     ("distant_positions", ProjectsInDtypeOfBuffer, "the dtype of a buffer"),
     ("relative_positions", RotaryImageOfAngles, "the positions of pixels are given"),
