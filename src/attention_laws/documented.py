@@ -465,14 +465,15 @@ def is_left_out_later(target: Any, argument: str) -> bool:
     """
     when = r"\b(later|subsequent|following|after|once)\b"
     how = r"\bNone\b|\b(not|no longer) needed|left out|omitted|ignored"
-    named = (each for each in sentences(target) if re.search(rf"\b{argument}\b", each))
+    named = [each for each in sentences(target) if re.search(rf"\b{argument}\b", each)]
     found = (
         re.search(when, each, re.IGNORECASE) for each in named if re.search(how, each)
     )
-    first = (
-        r"\bin the first (step|call) only\b|\bonly (\w+ )?in the first (step|call)\b"
+    once = r"\b[ai][tn] the first (step|call)"
+    texts = *named, entry(target, argument)
+    return any(found) or any(
+        re.search(rf"{once} only\b|\bonly (\w+ )?{once}\b", text) for text in texts
     )
-    return any(found) or re.search(first, entry(target, argument)) is not None
 
 
 def entry(target: Any, argument: str) -> str:

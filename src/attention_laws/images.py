@@ -10,7 +10,9 @@ Source: vision transformers with windows
 ([Axial Attention](https://arxiv.org/abs/1912.12180), section 2).
 """
 
+import inspect
 import math
+import re
 from dataclasses import replace
 
 import torch
@@ -135,13 +137,17 @@ def pixels_in_place(script: Script) -> None:
     exchanged, or a sequence is made an image with its axes in another order, all shapes
     may be right. Beside a residual connection, what is added to the input is compared.
     It is a violation where most pixels change the output at another place more, each at
-    a place of its own.
+    a place of its own. Attention around the nodes at which the edges of a graph end is
+    that around those at which they start, for pairs that are transposed.
     """
     adapter = script.adapter
     kind = adapter.image.replace("frames", "video")
     frames = 1 + kind.startswith("video")
     is_image = kind and adapter.single_input and not adapter.is_pooled
     skip_unless(bool(is_image), "takes no images")
+    if kind == "image_channels_last":
+        assert_ending_is_transposed(script)
+        script.adapter = adapter
     shapes = [(3, 5), *IMAGES, (5, 5)]  # the last for pairs of tokens
     if adapter.fixed_length is not None:
         frames, shapes = 1, [adapter.grid(adapter.fixed_length)]
@@ -175,6 +181,31 @@ def pixels_in_place(script: Script) -> None:
                 f"another order"
             )
             script.assert_true(f"not {found}", message)
+
+
+# Flags of attention to pairs of nodes: around those that an edge starts at, or ends at.
+NODES_PATTERN = re.compile(r"(is_)?(starting|ending)(_node)?")
+
+
+def assert_ending_is_transposed(script: Script) -> None:
+    """Attention around ending nodes is that around starting nodes, transposed."""
+    adapter, side = script.adapter, 5
+    if not isinstance(adapter.target, type) or adapter.fixed_length is not None:
+        return
+    for name, parameter in inspect.signature(adapter.target).parameters.items():
+        if not NODES_PATTERN.fullmatch(name) or type(parameter.default) is not bool:
+            continue
+        script.sizes = replace(script.sizes, batch_size=2, q_len=25, k_len=side**2)
+        script.adapter = replace(adapter, image_height=side)
+        script.restart()
+        args = script.make_arguments()
+        other = {**adapter.init_args, name: repr(not parameter.default)}
+        script.build_other("other", other)
+        back = f".unflatten(1, ({side}, {side})).transpose(1, 2).flatten(1, 2)"
+        pairs = script.assign("pairs", args.inputs[0] + back)
+        seen = script.call(replace(args, inputs=(pairs,)), function="other")
+        message = f"{{place}} of transposed pairs differs with `{name}={other[name]}`"
+        script.assert_close(script.call(args), f"{seen}{back}", message)
 
 
 @law(slow=True, assumes="selection sampling")

@@ -79,7 +79,11 @@ from attention_laws.infer_cache import (
     infer_memory,
     infer_reset,
 )
-from attention_laws.infer_formula import infer_formula
+from attention_laws.infer_formula import (
+    attends_by_factors,
+    attends_over_heads,
+    infer_formula,
+)
 from attention_laws.infer_masks import (
     infer_masks,
     infer_place_of_padding,
@@ -1334,31 +1338,3 @@ def attends_over_features(script: Script, args: CallArguments) -> bool:
         return False
     keys = {length, length + count_own_keys(probe)}
     return bool(softmax_over) and not keys & softmax_over
-
-
-def attends_by_factors(script: Script, args: CallArguments) -> bool:
-    """Whether queries and keys have a softmax each, and no pair of them has a weight.
-
-    That of the keys is over tokens. The order of the products is then that of a linear
-    attention.
-    """
-    if not script.adapter.single_input or script.adapter.is_pooled:
-        return False
-    with WeightsRecorder() as recorder:
-        script.call(args)
-    length = script.batch_and_length(args.inputs[-1])[1]
-    over_keys = [w.shape[dim] == length for w, dim in recorder.found]
-    is_of_tokens = ([*w.shape].count(length) == 1 for w, _ in recorder.found)
-    return any(over_keys) and not all(over_keys) and all(is_of_tokens)
-
-
-def attends_over_heads(script: Script, args: CallArguments) -> bool:
-    """Whether each token attends to its own heads, and to no other token.
-
-    Then heads and positions were not transposed.
-    """
-    heads = script.adapter.heads
-    with WeightsRecorder() as recorder:
-        script.call(args)
-    are_heads = all(w.shape[-2:] == (heads, heads) for w, _ in recorder.found)
-    return are_heads and heads > 1 and token_mixing(script, args) <= 0

@@ -19,9 +19,10 @@ import torch
 from attention_laws import structure
 from attention_laws.adapter import Adapter, Options, Sizes
 from attention_laws.algebra import assert_formula, make_equal_tokens, record_weights
-from attention_laws.calling import CallProbe, weighing_argument
+from attention_laws.calling import CallProbe, token_mixing, weighing_argument
 from attention_laws.law import LawViolation, NotApplicable, ScriptError
-from attention_laws.script import Script
+from attention_laws.script import CallArguments, Script
+from attention_laws.tools import WeightsRecorder
 
 
 def infer_formula(probe: CallProbe) -> None:
@@ -128,3 +129,31 @@ def formula_holds(adapter: Adapter, options: Options, residual: bool = False) ->
     except (LawViolation, NotApplicable, ScriptError):
         return False
     return True
+
+
+def attends_by_factors(script: Script, args: CallArguments) -> bool:
+    """Whether queries and keys have a softmax each, and no pair of them has a weight.
+
+    That of the keys is over tokens. The order of the products is then that of a linear
+    attention.
+    """
+    if not script.adapter.single_input or script.adapter.is_pooled:
+        return False
+    with WeightsRecorder() as recorder:
+        script.call(args)
+    length = script.batch_and_length(args.inputs[-1])[1]
+    over_keys = [w.shape[dim] == length for w, dim in recorder.found]
+    is_of_tokens = ([*w.shape].count(length) == 1 for w, _ in recorder.found)
+    return any(over_keys) and not all(over_keys) and all(is_of_tokens)
+
+
+def attends_over_heads(script: Script, args: CallArguments) -> bool:
+    """Whether each token attends to its own heads, and to no other token.
+
+    Then heads and positions were not transposed.
+    """
+    heads = script.adapter.heads
+    with WeightsRecorder() as recorder:
+        script.call(args)
+    are_heads = all(w.shape[-2:] == (heads, heads) for w, _ in recorder.found)
+    return are_heads and heads > 1 and token_mixing(script, args) <= 0

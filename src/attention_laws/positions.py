@@ -430,27 +430,33 @@ def assert_each_axis_is_relative(script: Script) -> None:
 
     Such are the ids of texts with images and videos: of time, rows and columns.
     """
-    adapter, length = script.adapter, max(4, script.sizes.k_len)
+    adapter, length, usual = script.adapter, max(4, script.sizes.k_len), script.sizes
+    # A narrow head may have features of one axis only.
+    widths = [usual.d_k] if adapter.fixed_size else [usual.d_k, 16]
+    number_and_axis = ((3, 0), (3, 1), (3, 2), (2, 0), (2, 1))
     stated = r"\(([23]), ?\w+, ?\w+\)"
     for name in filter(
         names.POSITION_IDS_PATTERN.fullmatch, names.parameters_by_name(adapter.target)
     ):
         if not documented.says_of(adapter.target, name, stated):
             continue
-        for axes, axis in ((3, 0), (3, 1), (3, 2), (2, 0), (2, 1)):
-            script.restart()
-            args = script.make_arguments(script.all_allowed(length, length))
-            tokens = f"torch.arange({length}){script.to_device()}"
-            factors = f"torch.arange(1, {axes + 1}){script.to_device()}[:, None, None]"
-            batch = f".expand(-1, {script.sizes.batch_size}, -1)"
-            ids = script.assign(name, f"({tokens} * {factors} % 5){batch}")
-            moved = script.assign(name, f"{ids}.clone()")
-            script.exec_line(f"{moved}[{axis}] += 7")
+        for d_k, (axes, axis) in itertools.product(widths, number_and_axis):
+            script.sizes = replace(usual, d_k=d_k)
             with script.attempt():  # it may have another number of axes
+                script.restart()
+                args = script.make_arguments(script.all_allowed(length, length))
+                tokens = f"torch.arange({length}){script.to_device()}"
+                factors = f"torch.arange(1, {axes + 1}){script.to_device()}"
+                batch = f".expand(-1, {script.sizes.batch_size}, -1)"
+                numbers = f"({tokens} * {factors}[:, None, None] % 5)"
+                ids = script.assign(name, numbers + batch)
+                moved = script.assign(name, f"{ids}.clone()")
+                script.exec_line(f"{moved}[{axis}] += 7")
                 before, after = (script.call(args, **{name: n}) for n in (ids, moved))
                 message = f"{{place}} changes if axis {axis} of `{name}` is shifted"
                 relative = ratio_tolerance(script)
                 script.assert_close(before, after, message, relative=relative)
+    script.sizes = usual
 
 
 # How coordinates are moved, as source text; the second one is a rotation.

@@ -2179,11 +2179,19 @@ class ForgetsMaskOfFirstStep(KeepsMaskOfFirstStep):
         return given
 
 
+class ForgetsMaskOfFirst(ForgetsMaskOfFirstStep):
+    """`memory` and `memory_padding_mask` are to be given at the first step only.
+
+    cache: a dict that the first step fills; an empty dict for new sentences
+    """
+
+
 VIOLATING: Violations = {
     "earlier_calls": [
         (VerifiesAsManyDrafts, {}),
     ],
     "incremental_decoding": [
+        (ForgetsMaskOfFirst, {}),
         (ForgetsMaskOfFirstStep, {}),
         (ReadsStoreAsBefore, {}),
         (LeavesContextBehind, {}),

@@ -675,6 +675,32 @@ class OnHalfOfSmallGlobe(OnSmallGlobe):
         return gaps.clamp(-(count // 2), count // 2)
 
 
+class AroundNodes(Correct):
+    """Edges attend to those that start at the same node; the third has a bias."""
+
+    def __init__(self, d_model: int, heads: int, starting: bool = True) -> None:
+        super().__init__(d_model, heads)
+        self.starting, self.bias = starting, nn.Linear(d_model, heads, bias=False)
+
+    def forward(self, z: Tensor) -> Any:  # type: ignore[override]
+        """z: (B, I, J, d_model), where I = J"""
+        pairs = z if self.starting else z.transpose(1, 2)
+        bias = self.bias(self.choose(z, pairs)).permute(0, 3, 1, 2)[:, None]
+        parts = (part(pairs) for part in (self.query, self.key, self.value))
+        q, k, v = (x.unflatten(-1, (self.heads, -1)).transpose(2, 3) for x in parts)
+        weights = (self.score(q, k) + bias).softmax(dim=-1)
+        y: Tensor = self.out((weights @ v).transpose(2, 3).flatten(3))
+        return y if self.starting else y.transpose(1, 2)
+
+    def choose(self, z: Tensor, pairs: Tensor) -> Tensor:
+        return pairs
+
+
+class AroundNodesAsGiven(AroundNodes):
+    def choose(self, z: Tensor, pairs: Tensor) -> Tensor:
+        return z
+
+
 VIOLATING: Violations = {
     "sampling_offsets": [
         (SamplesMapsByHeight, {}),
@@ -704,6 +730,7 @@ VIOLATING: Violations = {
         (WrapsColumns, {"layout": "image_channels_last"}),
     ],
     "pixels_in_place": [
+        (AroundNodesAsGiven, {"layout": "image_channels_last"}),
         (PairsOfEndingNodesLeft, {}),
         (PixelsByColumns, {"layout": "image"}),
         (RowsThenColumnsViewed, {"layout": "image"}),
@@ -726,6 +753,7 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("pixels_in_place", AroundNodes),
     ("periodic_axis", OnSmallGlobe),
     ("sampling_offsets", SamplesMaps),
     ("eval_matches_train", ChunksOfImage),

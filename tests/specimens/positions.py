@@ -1246,7 +1246,7 @@ class MovesAtomsTooFar(MovesAtoms):
 class RotatesByThree(MaskedSelfAttention):
     """`position_ids` is (3, batch, seq): time, row and column; all equal for text."""
 
-    shares = (2, 1, 1)
+    shares: tuple[int, ...] = (2, 1, 1)
 
     def __init__(self, d_model: int = 24, heads: int = 3) -> None:
         super().__init__(d_model, heads)
@@ -1274,6 +1274,21 @@ class RotatesByThree(MaskedSelfAttention):
 
 
 class RotatesByThreeInTurns(RotatesByThree):
+    def sections(self) -> list[int]:
+        return [2 * share for share in self.shares]
+
+
+class RotatesByShares(RotatesByThree):
+    """`position_ids` is (3, batch, seq). A narrow head has time alone."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        pairs = d_model // heads // 2
+        side = 3 * pairs // 8
+        self.shares = (pairs - 2 * side, side, side)
+
+
+class RotatesBySharesInTurns(RotatesByShares):
     def sections(self) -> list[int]:
         return [2 * share for share in self.shares]
 
@@ -1311,6 +1326,7 @@ VIOLATING: Violations = {
         (SteepSlopes, {"positions": "alibi"}),
     ],
     "relative_positions": [
+        (RotatesBySharesInTurns, {}),
         (RotatesByThreeInTurns, {}),
         (PlacesOfCaller, {}),
         (RelativeScoresPaddedBehind, {}),
@@ -1348,6 +1364,7 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("relative_positions", RotatesByShares),
     ("relative_positions", RotatesByThree),
     ("moved_coordinates", MovesAtoms),
     ("relative_table", BiasOfNeighbors),
