@@ -5,8 +5,17 @@ import logging
 from collections.abc import Iterator
 from io import StringIO
 
+import hypothesis
 import pytest
 import torch
+
+# How long a random example takes says nothing on a busy machine.
+hypothesis.settings.register_profile(
+    "any speed",
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.load_profile("any speed")
 
 # The tensors of the tests are small; threads would only wait for one another.
 torch.set_num_threads(1)

@@ -96,7 +96,7 @@ def with_gradients(inputs: dict[str, Tensor]) -> list[Tensor]:
 # What they compute
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(data=st.data())
 @each(is_core=True)
 def test_output_and_weights_are_those_of_the_loops(

@@ -1,7 +1,8 @@
 r"""# Source text
 
-A check reads the source text of a class many times: for designs, arguments and shapes
-that its names tell of. This module finds the text without parsing the file each time.
+A check reads the source text of a class or a function many times: for designs,
+arguments and shapes that its names tell of. This module finds the text without parsing
+the file each time.
 
 Source: Python's [`inspect`](https://docs.python.org/3/library/inspect.html), whose text
 it equals.
@@ -12,6 +13,7 @@ import inspect
 import sys
 from contextlib import suppress
 from functools import lru_cache
+from types import CodeType
 from typing import Any
 
 
@@ -28,7 +30,17 @@ def source_of(target: Any) -> str:
             text = inspect.getsource(sys.modules[target.__module__])
             return classes_in(text)[target.__qualname__]
     with suppress(OSError, TypeError):
-        return inspect.getsource(target)
+        code = getattr(inspect.unwrap(target), "__code__", None)
+        is_function = isinstance(code, CodeType)
+        return text_of(code) if is_function else inspect.getsource(target)
+    return ""
+
+
+@lru_cache(maxsize=256)  # `inspect` finds the end of a function by its tokens
+def text_of(code: CodeType) -> str:
+    """The source text of a function; "" if there is none."""
+    with suppress(OSError):
+        return inspect.getsource(code)
     return ""
 
 

@@ -106,7 +106,7 @@ def test_the_output_is_that_of_the_loops() -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_output_and_gradients_are_those_of_torch_for_all_sizes_and_blocks(
     data: st.DataObject,

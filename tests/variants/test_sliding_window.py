@@ -59,7 +59,7 @@ def test_output_and_gradients_are_those_of_the_loops() -> None:
     assert_equal_with_gradients(module, module(**xs, mask=mask), expected, leaves)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_it_is_the_core_with_a_mask_for_all_sizes(data: st.DataObject) -> None:
     names = {"q_len": (0, 9), "k_len": (0, 9), "window": (1, 10), "sinks": (0, 3)}
