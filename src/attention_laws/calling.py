@@ -260,7 +260,9 @@ def mask_candidates(probe: CallProbe) -> Iterator[MaskArgument]:
         return
     if not encodings:
         parameters = names.parameters_of(adapter.target)
-        order = [*names.required_by_name(parameters)] or ["attn_mask"]
+        required = names.required_by_name(parameters)
+        order, first = [*required] or ["attn_mask"], adapter.inputs[0]
+        optional = {name for name, is_required in required.items() if not is_required}
         order += names.names_in_kwargs(adapter.target)
         excluded = {*adapter.inputs, *options.call_args, *adapter.extra_args}
         other = [n for n in order if n not in excluded]
@@ -277,7 +279,7 @@ def mask_candidates(probe: CallProbe) -> Iterator[MaskArgument]:
             for name in other
             if names.MASK_PATTERN.search(name)
             or names.CAUSAL_PATTERN.match(name)
-            or documented.is_map_of(adapter.target, name, adapter.inputs[0])
+            or (name in optional and documented.is_map_of(adapter.target, name, first))
             if not names.GLOBAL_PATTERN.search(name)
         }
         # Beside the lengths of keys, those of queries hide none.

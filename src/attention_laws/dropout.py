@@ -154,7 +154,7 @@ def assert_each_path_drops(script: Script, place: str) -> None:
 # What dropout changes, by the name of its rate.
 RATES = {
     "weights": re.compile(r"(^|_)att(entio)?n?_(\w+_)?(drop|p)"),
-    "output": re.compile(r"(^|_)(proj|resid(ual)?|out(put)?|hidden)_(\w+_)?(drop|p)"),
+    "output": structure.OUTPUT_DROPOUT_PATTERN,
 }
 
 

@@ -14,6 +14,7 @@ import inspect
 import math
 import re
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -371,11 +372,11 @@ def periodic_axis(script: Script) -> None:
     adapter = script.adapter
     is_stated = documented.is_periodic(adapter.target) and adapter.single_input
     skip_unless(is_stated and not adapter.is_pooled, "has no axis that is a circle")
-    axis, tested = adapter.layout.index("l"), False
+    axis, tried = adapter.layout.index("l"), list[tuple[tuple[int, int], Any]]()
     shapes = ROLLED_SIDES if adapter.image.startswith("image") else ((1, 8),)
     if adapter.fixed_length:
         rows, columns = adapter.grid(adapter.fixed_length)
-        shapes = ((rows, columns),)
+        shapes = (*shapes, (rows, columns))  # it may take others, too
     for shape in shapes:
         moves = [
             (f".roll({step}, {axis + along})", f"{what} of {{}} x {{}} are rolled")
@@ -384,10 +385,11 @@ def periodic_axis(script: Script) -> None:
             for step in STEPS
             if step < shape[along]
         ]
-        if moves and not any(moves_pixels(script, shape, [move]) for move in moves):
-            moves_pixels(script, shape, moves[:1], insist=True)
-        tested |= bool(moves)
-    skip_unless(tested, "its tokens do not influence each other at these sizes")
+        tried += [(shape, move) for move in moves]
+    skip_unless(tried, "its tokens do not influence each other at these sizes")
+    if not any(moves_pixels(script, shape, [move]) for shape, move in tried):
+        shape, move = tried[0]
+        moves_pixels(script, shape, [move], insist=True)
 
 
 def meets_along(script: Script, shape: tuple[int, int], along: int) -> bool:

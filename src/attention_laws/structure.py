@@ -65,6 +65,10 @@ INPUT_DROPOUT_PATTERN = re.compile(
     r"(^|_)(pos(ition(al)?)?(_|enc)\w*|pe)\.",
     re.IGNORECASE,
 )
+# Dropout of what is behind the attention, by the name of its rate.
+OUTPUT_DROPOUT_PATTERN = re.compile(
+    r"(^|_)(proj|resid(ual)?|out(put)?|hidden)_(\w+_)?(drop|p)"
+)
 # Dropout of a whole part, whose queries share one mask by intention.
 PART_DROPOUT_PATTERN = re.compile(
     r"(head|path|depth|token|locked|variational)s?_?drop|drop_?(head|path|connect)"

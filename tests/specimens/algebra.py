@@ -1893,6 +1893,20 @@ class FactorsOfAttention(SelfAttention):
         return y
 
 
+class MapsOfValues(SelfAttention):
+    """Returns the output, and the maps that multiply the values."""
+
+    def __init__(self, d_model: int, heads: int, proj_drop: float = 0.1) -> None:
+        super().__init__(d_model, heads, 0.0)
+        self.dropout = nn.Identity()  # type: ignore[assignment]
+        self.proj_drop = nn.Dropout(proj_drop)
+
+    def forward(self, x: Tensor) -> Any:
+        q, k, v = (self.split(part(x)) for part in (self.query, self.key, self.value))
+        weights = self.score(q, k).softmax(dim=-1)
+        return self.proj_drop(self.join(self.read(weights, v))), weights
+
+
 VIOLATING: Violations = {
     "rows_sum_to_one": [
         (attend_by_blocks_unscaled, {}),
@@ -1976,6 +1990,7 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("weights_match_output", MapsOfValues),
     ("batch_independence", TextAndFrames),
     ("padding", ReadsPassages),
     ("formula", ReadsPassages),

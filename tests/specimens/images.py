@@ -753,6 +753,7 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("periodic_axis", OverDateLine),
     ("pixels_in_place", AroundNodes),
     ("periodic_axis", OnSmallGlobe),
     ("sampling_offsets", SamplesMaps),
