@@ -211,8 +211,7 @@ def assert_weights_alone_are_dropped(script: Script, place: str) -> None:
     else it is dropped twice.
     """
     script.restart("train")
-    names_there = script.evaluate(f"dropout_names(attention, {place!r})")
-    if not any("att" in name for name in names_there):
+    if not any("att" in name for name in names_at(script, place)):
         return
     args = script.make_arguments()
     call = f"lambda: {script.call_source(args)}"
@@ -222,6 +221,14 @@ def assert_weights_alone_are_dropped(script: Script, place: str) -> None:
         message = f"`{place}` is applied to the weights, and to other numbers, too"
         claim = f"all({are_weights}) or not any({are_weights})"
         script.assert_true(claim, message)
+
+
+def names_at(script: Script, place: str) -> list[str]:
+    """The names of a dropout of the module, or of the argument of a function."""
+    if not script.adapter.is_module:
+        return [place]
+    found: list[str] = script.evaluate(f"dropout_names(attention, {place!r})")
+    return found
 
 
 def layer_at(script: Script, place: str, kinds: str) -> str:
@@ -526,16 +533,14 @@ def is_before_scores(script: Script, place: str) -> bool:
         return False
     *layers, _last = place.split(".")
     roles = {structure.role_of(layer, None) for layer in layers}
-    found = script.evaluate(f"dropout_names(attention, {place!r})")
-    is_named = any(map(structure.INPUT_DROPOUT_PATTERN.search, [place, *found]))
+    found = [place, *names_at(script, place)]
+    is_named = any(map(structure.INPUT_DROPOUT_PATTERN.search, found))
     return is_named or bool(roles & {"query", "key", "fused"})
 
 
 def is_of_part(script: Script, place: str) -> bool:
     """Whether a dropout drops a whole part, such as a head, by its name."""
-    found = [place]
-    if script.adapter.is_module:
-        found += script.evaluate(f"dropout_names(attention, {place!r})")
+    found = [place, *names_at(script, place)]
     return any(map(structure.PART_DROPOUT_PATTERN.search, found))
 
 
@@ -829,10 +834,7 @@ HEADS_PATTERN = re.compile(r"head_?drop|drop_?head")
 
 def is_of_heads(script: Script, place: str) -> bool:
     """Whether a dropout drops whole heads, by its name."""
-    of_place = [place]  # the argument of a function
-    if script.adapter.is_module:
-        of_place = script.evaluate(f"dropout_names(attention, {place!r})")
-    return any(map(HEADS_PATTERN.search, of_place))
+    return any(map(HEADS_PATTERN.search, names_at(script, place)))
 
 
 def assert_keys_drop_apart(

@@ -89,13 +89,12 @@ def assert_large_image_is_alike(script: Script) -> None:
 
 def assert_modes_agree_beside_bias(script: Script) -> None:
     """The modes agree with a bias of the scores and a mask for padding, too."""
-    sides = script.adapter.sides(script.sizes.k_len)
     biases = [m for m in script.adapter.masks if m.kind.startswith("additive")]
     for bias in biases if script.adapter.single_input else ():
         for allowed, mask in script.padding_cases(slice(-1, None)):
             if mask is None or mask.name == bias.name:
                 continue
-            text = bias.to_source(script.all_allowed(), script.sizes.heads, sides)
+            text = script.mask_source(script.all_allowed(), bias)
             with script.attempt():  # they may exclude each other
                 assert_modes_agree(script, allowed, mask, given={bias.name: text})
 

@@ -486,17 +486,24 @@ class Script:
         mask = mask or self.adapter.required_mask
         if mask is None:
             return None
+        text = self.mask_source(allowed, mask)
+        if mask.kind == "causal":
+            return mask.name, text
+        return mask.name, self.assign(mask.name, text)
+
+    def mask_source(self, allowed: Tensor, mask: MaskArgument) -> str:
+        """The value of a mask argument, of this script's dtype and device."""
         sides = self.adapter.sides(allowed.shape[1])
         text = mask.to_source(allowed, self.sizes.heads, sides)
         if mask.kind == "causal":
-            return mask.name, text
+            return text
         if mask.kind in ("additive", "additive_min"):
             text += self.to_dtype_and_device()
             if mask.kind == "additive_min":
                 text += f".clamp(min=torch.finfo({self.dtype}).min)"
         else:
             text += self.to_device()
-        return mask.name, self.assign(mask.name, text)
+        return text
 
     def perturb(
         self, args: CallArguments, value: str = "", **picked: Any

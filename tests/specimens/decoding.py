@@ -2166,15 +2166,6 @@ class KeepsMaskOfFirstStep(Correct):
 
 
 class ForgetsMaskOfFirstStep(KeepsMaskOfFirstStep):
-    """Attention to a memory, which is projected in the first step.
-
-    Args:
-        memory: (B, S, d_model)
-        memory_padding_mask: (B, S), True at padding. Like `memory`, it is
-            needed in the first step only.
-        cache: a dict that the first step fills; an empty dict for new sentences
-    """
-
     def choose(self, given: Tensor | None, kept: Tensor | None) -> Tensor | None:
         return given
 

@@ -634,16 +634,8 @@ class SamplesMapsByHeight(SamplesMaps):
     order = (0, 1)
 
 
-class OverDateLine(ShiftedWindows):
+class OverDateLine(WrapsColumns):
     """Windows on a globe, shifted over the date line. The longitude is periodic."""
-
-    def number(self, of_rows: Tensor, of_columns: Tensor) -> Tensor:
-        return super().number(of_rows, of_columns * 0)
-
-    def pad(self, image: Tensor) -> Tensor:
-        if image.shape[1] % 4 or image.shape[2] % 4:
-            raise ValueError("the image must consist of whole windows")
-        return image
 
 
 class HidesBothOrNone(HidesPadding):

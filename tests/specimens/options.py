@@ -892,6 +892,22 @@ class AllChunksForZero(AllChunksForNone):
     """Of `num_left_chunks`, 0 stands for all."""
 
 
+def read_pages(
+    query: Tensor,
+    caches: tuple[Tensor, Tensor],
+    tables: Tensor,
+    ends: Tensor,
+    first: Any,
+) -> Tensor:
+    """Attention to the places from `first` to `ends`."""
+    k, v = (pages[tables].flatten(1, 2) for pages in caches)
+    scores = torch.einsum("bhd,bkhd->bhk", query, k) / query.shape[-1] ** 0.5
+    places = torch.arange(k.shape[1], device=k.device)
+    seen = (places < ends) & (places >= first)
+    scores = scores.masked_fill(~seen[:, None], torch.finfo(scores.dtype).min)
+    return torch.einsum("bhk,bkhd->bhd", scores.softmax(dim=-1), v)
+
+
 def attend_to_pages(
     query: Tensor,
     key_cache: Tensor,
@@ -901,18 +917,9 @@ def attend_to_pages(
     sliding_window: int | None = None,
 ) -> Tensor:
     """query: [items, heads, d], caches: [pages, 4, heads, d], lens: [items]"""
-    k, v = (pages[block_tables].flatten(1, 2) for pages in (key_cache, value_cache))
-    scores = torch.einsum("bhd,bkhd->bhk", query, k) / query.shape[-1] ** 0.5
-    places, ends = torch.arange(k.shape[1], device=k.device), context_lens[:, None]
-    seen = places < ends
-    if sliding_window is not None:
-        seen = seen & (places >= first_seen(ends, sliding_window))
-    scores = scores.masked_fill(~seen[:, None], torch.finfo(scores.dtype).min)
-    return torch.einsum("bhk,bkhd->bhd", scores.softmax(dim=-1), v)
-
-
-def first_seen(ends: Tensor, window: int) -> Tensor:
-    return ends - window
+    ends = context_lens[:, None]
+    first = 0 if sliding_window is None else ends - sliding_window
+    return read_pages(query, (key_cache, value_cache), block_tables, ends, first)
 
 
 def attend_to_last_pages(
@@ -924,14 +931,9 @@ def attend_to_last_pages(
     sliding_window: int | None = None,
 ) -> Tensor:
     """query: [items, heads, d], caches: [pages, 4, heads, d], lens: [items]"""
-    k, v = (pages[block_tables].flatten(1, 2) for pages in (key_cache, value_cache))
-    scores = torch.einsum("bhd,bkhd->bhk", query, k) / query.shape[-1] ** 0.5
-    places, ends = torch.arange(k.shape[1], device=k.device), context_lens[:, None]
-    seen = places < ends
-    if sliding_window is not None:
-        seen = seen & (places >= first_seen(ends.max(), sliding_window))
-    scores = scores.masked_fill(~seen[:, None], torch.finfo(scores.dtype).min)
-    return torch.einsum("bhk,bkhd->bhd", scores.softmax(dim=-1), v)
+    ends = context_lens[:, None]
+    first = 0 if sliding_window is None else ends.max() - sliding_window
+    return read_pages(query, (key_cache, value_cache), block_tables, ends, first)
 
 
 VIOLATING: Violations = {
