@@ -14,6 +14,7 @@ Source: [Attention Is All You Need](https://arxiv.org/abs/1706.03762), Vaswani e
 2017, section 3.2, for the formula.
 """
 
+import builtins
 import copy
 import re
 import sys
@@ -1146,13 +1147,16 @@ def clear_caches(module: nn.Module) -> bool:
 
 
 def shared_caches(module: nn.Module) -> list[Any]:
-    """Those dicts and functions; never `__builtins__`, where `_` may be a tensor."""
+    """Those dicts and functions; never the builtins, where `_` may be a tensor.
+
+    `torch.compile` has other names for them in a file, such as `__builtins_dict___0`.
+    """
     kinds = {base for part in module.modules() for base in type(part).__mro__}
     owners: list[Any] = [kind for kind in kinds if is_of_user(kind)]
     owners += [sys.modules.get(kind.__module__) for kind in owners]
     named = [pair for owner in owners if owner for pair in vars(owner).items()]
     found = []
-    for value in [value for name, value in named if name != "__builtins__"]:
+    for value in [value for _, value in named if value is not vars(builtins)]:
         if isinstance(value, dict):
             leaves = tree_leaves([*value.values()])
             if not value or any(isinstance(leaf, Tensor) for leaf in leaves):
