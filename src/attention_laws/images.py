@@ -13,6 +13,8 @@ Source: vision transformers with windows
 import inspect
 import math
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -23,7 +25,7 @@ from attention_laws import documented, structure
 from attention_laws.algebra import last_ignores_first, make_equal_tokens
 from attention_laws.law import NotApplicable, ScriptError, law, skip_unless
 from attention_laws.masking import IMAGES
-from attention_laws.script import Script
+from attention_laws.script import CallArguments, Script
 from attention_laws.tools import WeightsRecorder
 
 # Sizes of square images, of which some are made of whole windows and others are not. In
@@ -63,7 +65,6 @@ def image_windows(script: Script) -> None:
         skip_unless(n < 4 or local, "pixels have influence across the image")
         with script.attempt():
             found[size] = script.evaluate(influence_in_square(script, size))
-        script.adapter = adapter
     local = [each for each, reach in found.items() if 2 * reach <= each]
     for size, reach in found.items():
         smaller = [each for each in local if each < size]
@@ -79,7 +80,6 @@ def image_windows(script: Script) -> None:
         )
         if reach > usual:
             script.assert_true(claim, message)
-    script.adapter = adapter
     window = 1 + max(found[each] for each in local)
     for shape in RECTANGLES:
         with script.attempt():
@@ -89,7 +89,6 @@ def image_windows(script: Script) -> None:
                 f"farther than those of any square image"
             )
             script.assert_true(claim, message)
-        script.adapter = adapter
     if window > 2 and "convolution" not in adapter.designs:
         assert_one_window_is_whole(script, window)
 
@@ -288,7 +287,6 @@ def image_padding(script: Script) -> None:
                 claim, count = equal_pixels(script, shape)
                 if count > usual * 1.01:
                     claims[shape] = claim if script.evaluate(claim) else ""
-        script.adapter = adapter
         wrong = [shape for shape, claim in claims.items() if not claim]
         right = [shape for shape, claim in claims.items() if claim]
         if wrong and right:
@@ -318,19 +316,37 @@ def calls_means(script: Script) -> bool:
 def assert_means_are_of_pixels(script: Script) -> None:
     """Equal pixels give the same with a row less, which leaves some cells not full."""
     adapter, side = script.adapter, WHOLE_SIDES[0]
-    script.sizes = replace(script.sizes, batch_size=1, q_len=side**2, k_len=side**2)
-    script.adapter = replace(adapter, image_height=side)
-    with script.attempt():
-        script.restart()
-        args = make_equal_tokens(script, script.make_arguments())
-        whole = script.call(args)
+    with script.attempt(), one_image(script, (side, side)) as args:
+        equal = make_equal_tokens(script, args)
+        whole = script.call(equal)
         rows = adapter.index(l=slice(0, side * (side - 1)))
-        fewer = script.assign(args.inputs[0], f"{args.inputs[0]}{rows}")
+        fewer = script.assign(equal.inputs[0], f"{equal.inputs[0]}{rows}")
         script.adapter = replace(adapter, image_height=side - 1)
-        part = script.call(replace(args, inputs=(fewer,)))
+        part = script.call(replace(equal, inputs=(fewer,)))
         message = "{place} of equal pixels changes with a row less: a mean has padding"
         script.assert_close(f"{whole}{rows}", part, message)
-    script.adapter = adapter
+
+
+@contextmanager
+def one_image(script: Script, sides: tuple[int, ...]) -> Iterator[CallArguments]:
+    """Restart with one image of these sides, or one video; it may be refused.
+
+    The adapter is the usual one again behind the block.
+    """
+    usual, number = script.adapter, math.prod(sides)
+    *frames, rows, _columns = sides
+    script.sizes = replace(script.sizes, batch_size=1, q_len=number, k_len=number)
+    script.adapter = replace(
+        usual,
+        image_height=rows,
+        video_frames=frames[0] if frames else usual.video_frames,
+        fixed_length=None,
+    )
+    try:
+        script.restart()
+        yield script.make_arguments()
+    finally:
+        script.adapter = usual
 
 
 def equal_pixels(script: Script, shape: tuple[int, ...]) -> tuple[str, float]:
@@ -338,20 +354,14 @@ def equal_pixels(script: Script, shape: tuple[int, ...]) -> tuple[str, float]:
 
     Beside it is the number of weights that are computed for each pixel.
     """
-    number, adapter = math.prod(shape), script.adapter
-    frames = shape[0] if len(shape) == 3 else adapter.video_frames
-    script.sizes = replace(script.sizes, batch_size=1, q_len=number, k_len=number)
-    grid = replace(adapter, image_height=shape[-2], video_frames=frames)
-    script.adapter = replace(grid, fixed_length=None)
-    script.restart()
-    args = make_equal_tokens(script, script.make_arguments())
-    with WeightsRecorder() as recorder:
-        output = script.call(args)
-    script.adapter = adapter
+    with one_image(script, shape) as args:
+        equal = make_equal_tokens(script, args)
+        with WeightsRecorder() as recorder:
+            output = script.call(equal)
     count = sum(weights.numel() for weights, _ in recorder.found)
-    first = f"{output}{adapter.index(l=slice(0, 1))}"
+    first = f"{output}{script.adapter.index(l=slice(0, 1))}"
     claim = f"({output} - {first}).abs().max() <= {script.tolerance(output)}"
-    return claim, count / number
+    return claim, count / math.prod(shape)
 
 
 # Sides of images that are rolled, and by how much.
@@ -394,13 +404,8 @@ def periodic_axis(script: Script) -> None:
 
 def meets_along(script: Script, shape: tuple[int, int], along: int) -> bool:
     """Whether the first row has influence on others, or the first column has."""
-    usual, axis = script.adapter, script.adapter.layout.index("l")
-    number, meets = math.prod(shape), False
-    script.sizes = replace(script.sizes, batch_size=1, q_len=number, k_len=number)
-    script.adapter = replace(usual, image_height=shape[0], fixed_length=None)
-    with script.attempt():
-        script.restart()
-        args = script.make_arguments()
+    axis, meets = script.adapter.layout.index("l"), False
+    with script.attempt(), one_image(script, shape) as args:
         before = script.call(args)
         moved = script.assign("moved", f"{args.inputs[0]}.clone()")
         image = f"unflatten({axis}, {shape})"
@@ -408,7 +413,6 @@ def meets_along(script: Script, shape: tuple[int, int], along: int) -> bool:
         after = script.call(replace(args, inputs=(moved,)))
         others = f".{image}.movedim({axis + along}, 0)[1:]"
         meets = script.evaluate(f"(({after} - {before}){others}.abs() > 1e-4).any()")
-    script.adapter = usual
     return bool(meets)
 
 
@@ -630,14 +634,8 @@ def moves_pixels(
     Each move is source text for an image with rows and columns, and what it does, for
     the message. An image of this size may be refused.
     """
-    usual, axis = script.adapter, script.adapter.layout.index("l")
-    number = math.prod(shape)
-    script.sizes = replace(script.sizes, batch_size=1, q_len=number, k_len=number)
-    script.adapter = replace(usual, image_height=shape[0], fixed_length=None)
-    holds = False
-    with script.attempt():
-        script.restart()
-        args = script.make_arguments()
+    axis, holds = script.adapter.layout.index("l"), False
+    with script.attempt(), one_image(script, shape) as args:
         output = script.call(args)
         for move, what in moves:
             moved = f".unflatten({axis}, {shape}){move}.flatten({axis}, {axis + 1})"
@@ -651,7 +649,6 @@ def moves_pixels(
                 break
         else:
             holds = True
-    script.adapter = usual
     return holds
 
 
@@ -660,11 +657,10 @@ def assert_one_window_is_whole(script: Script, window: int) -> None:
 
     So it must be if it is in an image that is smaller by one pixel.
     """
-    adapter, is_whole = script.adapter, False
+    is_whole = False
     with script.attempt():
         reach = influence_in_square(script, window - 1)
         is_whole = script.evaluate(f"{reach} == {window - 2}")
-    script.adapter = adapter
     if is_whole:
         with script.attempt():  # windows overlap, and blocks of them are smaller
             claim = f"{influence_in_square(script, window)} == {window - 1}"
@@ -673,7 +669,6 @@ def assert_one_window_is_whole(script: Script, window: int) -> None:
                 f"divided, and a smaller one is not"
             )
             script.assert_true(claim, message)
-        script.adapter = adapter
 
 
 def assert_borders_are_apart(script: Script) -> None:
@@ -684,7 +679,6 @@ def assert_borders_are_apart(script: Script) -> None:
     """
     if "roll" not in structure.identifiers(script.adapter.target):
         return
-    adapter = script.adapter
     for size in (16, 24):
         with script.attempt():
             output, axis = change_image(script, size, size)
@@ -693,7 +687,6 @@ def assert_borders_are_apart(script: Script) -> None:
                 f"each other, and pixels between them have none"
             )
             script.assert_true(f"not wraps_around({output}, {axis})", message)
-        script.adapter = adapter
 
 
 def influence_in_square(script: Script, size: int) -> str:
@@ -713,11 +706,8 @@ def change_image(script: Script, rows: int, columns: int) -> tuple[str, int]:
 
     There is a copy of the image for each of them.
     """
-    adapter, number = script.adapter, rows * columns
-    script.sizes = replace(script.sizes, batch_size=1, q_len=number, k_len=number)
-    script.adapter = replace(adapter, image_height=rows, fixed_length=None)
-    script.restart()
-    args = script.make_arguments()
-    axis, height = adapter.layout.index("l"), f", {rows}" * (rows != columns)
-    many = script.assign("many", f"change_diagonal({args.inputs[0]}, {axis}{height})")
-    return script.call(replace(args, inputs=(many,))), axis
+    axis, height = script.adapter.layout.index("l"), f", {rows}" * (rows != columns)
+    with one_image(script, (rows, columns)) as args:
+        changed = f"change_diagonal({args.inputs[0]}, {axis}{height})"
+        many = script.assign("many", changed)
+        return script.call(replace(args, inputs=(many,))), axis
