@@ -453,6 +453,7 @@ def weights_match_output(script: Script) -> None:
     the influence of a value on the output has to be in proportion to its weight. If the
     documentation tells whether they are from before or after dropout, they are tested
     for it. Those of one output for all tokens sum to one with hidden keys as without.
+    Means over heads are compared where there is one head.
     """
     adapter = script.adapter
     skip_unless(adapter.weights_source, "returns no weights")
@@ -463,28 +464,24 @@ def weights_match_output(script: Script) -> None:
     if "h" not in adapter.weights_axes:
         if documented.averages_heads(adapter.target):
             assert_weights_are_averaged(script)
-        assert_weighted_keys_matter(script)
-        return
-    order = [
-        adapter.weights_axes.index(axis)
-        for axis in "bhqk"
-        if axis in adapter.weights_axes
-    ]
+        if script.sizes.heads > 1:
+            assert_weighted_keys_matter(script)
+            return
     try:
-        assert_weights_match(script, order)
+        assert_weights_match(script)
     except LawViolation:
         # They may be returned as they were before the heads were mixed.
         is_promised = documented.returns_weights_of_values(adapter.target)
         mixes_heads = "talking" in adapter.designs and not script.insist
         is_excused = mixes_heads and not is_promised
-        if is_excused and not are_right_without_mask(script, order):
+        if is_excused and not are_right_without_mask(script):
             raise Excused("mixes the weights of its heads") from None
         raise
     kinds = with_kinds_of_pairs(adapter)
     if kinds != adapter:
         script.adapter = kinds
         with script.attempt():  # there may be one kind only
-            assert_weights_match(script, order)
+            assert_weights_match(script)
         script.adapter = adapter
 
 
@@ -505,8 +502,7 @@ def assert_weights_are_averaged(script: Script) -> None:
         script.restart()
         args = script.make_arguments(allowed, mask)
         if used := record_weights(script, args):
-            order = [axes.index(axis) for axis in "bqk"]
-            weights = f"{script.call_for_weights(args)}.permute({order})[0]"
+            weights = f"{script.call_for_weights(args)}{in_usual_order(axes)}[0, 0]"
             # The rows of queries that are padding may be cleared later.
             used = f"{used}.mean(0) * ({weights}.sum(-1, keepdim=True) != 0)"
             claim = f"torch.allclose({weights}, {used}, atol=1e-4)"
@@ -529,8 +525,8 @@ def assert_weighted_keys_matter(script: Script) -> None:
     args = script.make_arguments()
     tokens = args.inputs[adapter.key_roles[-1]]
     script.exec_line(f"{tokens}.requires_grad_()")
-    order = [adapter.weights_axes.index(axis) for axis in "bqk"]
-    weights = f"{script.call_for_weights(args)}.permute({order})"
+    in_order = in_usual_order(adapter.weights_axes)
+    weights = f"{script.call_for_weights(args)}{in_order}[:, 0]"
     output = script.call(args)
     rest = tuple(n for n, axis in enumerate(adapter.layout) if axis not in "bl")
     is_first = adapter.layout.index("l") < adapter.layout.index("b")
@@ -544,6 +540,19 @@ def assert_weighted_keys_matter(script: Script) -> None:
             script.assert_true(claim, message)
 
 
+def in_usual_order(axes: str) -> str:
+    """What makes returned weights `[batch_size, heads, q_len, k_len]`, as source text.
+
+    An axis that they do not have, such as that of heads, has a size of 1 then.
+
+    >>> in_usual_order("bhqk"), in_usual_order("hqk"), in_usual_order("qkb")
+    ('.permute(0, 1, 2, 3)', '.permute(0, 1, 2)[None]', '.permute(2, 0, 1)[:, None]')
+    """
+    order = ", ".join(str(axes.index(axis)) for axis in "bhqk" if axis in axes)
+    index = {"bh": "", "h": "[None]", "b": "[:, None]", "": "[None, None]"}
+    return f".permute({order}){index[''.join(a for a in 'bh' if a in axes)]}"
+
+
 def with_kinds_of_pairs(adapter: Adapter) -> Adapter:
     """Pairs of tokens are of two kinds, where integers, such as distances, tell them.
 
@@ -555,7 +564,8 @@ def with_kinds_of_pairs(adapter: Adapter) -> Adapter:
     for name, text in adapter.extra_args.items():
         if re.search(r"torch\.(int64|long)\b", text) and text.count("{length}") == 2:
             kinds[name] = f"({text} + 1).cumsum(-1) % 2"
-        if names.TIME_PATTERN.search(name) and text.count("{length}") == 1:
+        of_tokens = text.count("{length}") == 1 or text.count("{k_len}") == 1
+        if names.TIME_PATTERN.search(name) and of_tokens:
             kinds[name] = f"({text} + 1).cumsum(-1)"
         if text.endswith("{length}, {length}, -1)"):
             kinds[name] = f"({text}).cumsum(-2).sin()"
@@ -577,12 +587,12 @@ def assert_pooled_weights_are_shares(script: Script) -> None:
         script.assert_true(f"({sums} - 1).abs().max() <= 1e-4", message)
 
 
-def are_right_without_mask(script: Script, order: list[int]) -> bool:
+def are_right_without_mask(script: Script) -> bool:
     """Whether returned weights give the output where there is no mask."""
     usual = script.adapter
     script.adapter = replace(usual, masks=())
     try:
-        assert_weights_match(script, order)
+        assert_weights_match(script)
     except LawViolation:
         return False
     finally:
@@ -590,13 +600,13 @@ def are_right_without_mask(script: Script, order: list[int]) -> bool:
     return True
 
 
-def assert_weights_match(script: Script, order: list[int]) -> None:
-    """The returned weights give the output; `order` is that of their axes."""
+def assert_weights_match(script: Script) -> None:
+    """The returned weights, of one head or of each, give the output."""
     adapter = script.adapter
     is_unknown = AROUND_WEIGHTS & {*adapter.designs} or "out" not in adapter.projections
     if adapter.is_module and is_unknown:
-        if not assert_fused_weights_match(script, order):
-            assert_weights_are_proportional(script, order)
+        if not assert_fused_weights_match(script):
+            assert_weights_are_proportional(script)
         return
     skip_unless(not has_unknown_order(script), UNKNOWN_ORDER)
     for mode in script.modes():
@@ -606,8 +616,8 @@ def assert_weights_match(script: Script, order: list[int]) -> None:
             output = script.call(args)
             weights = script.call_for_weights(args)
             message = "{place} is not what the returned weights give"
-            compare_weighted(script, args, weights, output, order, message)
-    assert_dropped_weights_match(script, order)
+            compare_weighted(script, args, weights, output, message)
+    assert_dropped_weights_match(script)
 
 
 @law(
@@ -790,7 +800,7 @@ def project(script: Script, args: CallArguments) -> tuple[str, ...]:
     return tuple(found)
 
 
-def assert_weights_are_proportional(script: Script, order: list[int]) -> None:
+def assert_weights_are_proportional(script: Script) -> None:
     """The gradients of an output with respect to the values are as its weights.
 
     That is a vector for each head, times the weight of each key. Values that are scaled
@@ -808,7 +818,8 @@ def assert_weights_are_proportional(script: Script, order: list[int]) -> None:
         for query in script.real_queries(args):
             part = f"{output}{adapter.index(l=slice(query, query + 1), b=slice(1))}"
             grad = script.gradient(part, "values[0]")
-            of_query = f"{weights}.permute({order})[0, :, {query}]"
+            in_order = in_usual_order(adapter.weights_axes)
+            of_query = f"{weights}{in_order}[0, :, {query}]"
             claim = f"are_in_proportion({grad}{item}, {of_query})"
             message = f"the returned weights of query {query} are not those used"
             script.assert_true(claim, message)
@@ -852,7 +863,7 @@ def layer_of_values(script: Script) -> tuple[str, int]:
     return (path, first) if changed == [False, True] else ("", 0)
 
 
-def assert_fused_weights_match(script: Script, order: list[int]) -> bool:
+def assert_fused_weights_match(script: Script) -> bool:
     """The returned weights are those of PyTorch's attention, if it is called once.
 
     It returns none, so they are computed a second time, with all that is added to the
@@ -864,7 +875,8 @@ def assert_fused_weights_match(script: Script, order: list[int]) -> bool:
         args = script.make_arguments(allowed, mask)
         call = f"fused_weights(lambda: {script.call_source(args)})"
         fused = script.assign("fused", call)
-        weights = f"{script.call_for_weights(args)}.permute({order})"
+        in_order = in_usual_order(script.adapter.weights_axes)
+        weights = f"{script.call_for_weights(args)}{in_order}"
         same_shape = f"{fused} is not None and {fused}.shape == {weights}.shape"
         if not script.evaluate(same_shape):
             return False
@@ -874,11 +886,11 @@ def assert_fused_weights_match(script: Script, order: list[int]) -> bool:
     return True
 
 
-def assert_dropped_weights_match(script: Script, order: list[int]) -> None:
+def assert_dropped_weights_match(script: Script) -> None:
     """In training, weights of which some are dropped are those of the same call."""
     for args, output, weights in calls_with_dropped_weights(script):
         message = "{place} is not what the returned weights, with dropout, give"
-        compare_weighted(script, args, weights, output, order, message)
+        compare_weighted(script, args, weights, output, message)
 
 
 def calls_with_dropped_weights(
@@ -947,15 +959,14 @@ def compare_weighted(
     args: CallArguments,
     weights: str,
     output: str,
-    order: list[int],
     message: str,
 ) -> None:
     """Compare the output with the values, weighted by the weights that are returned."""
     adapter = script.adapter
     _q, _k, v = project(script, args)
-    axes = f".permute({order}).double()" + "[None]" * ("b" not in adapter.weights_axes)
+    in_order = in_usual_order(adapter.weights_axes)
     v = f"{v}.repeat_interleave({adapter.group_size}, dim=1)"
-    expected = script.assign("expected", f"{weights}{axes} @ {v}")
+    expected = script.assign("expected", f"{weights}{in_order}.double() @ {v}")
     compare_projected(script, args, expected, output, message)
 
 

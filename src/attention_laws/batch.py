@@ -21,7 +21,13 @@ from torch import Tensor
 
 from attention_laws import documented, names
 from attention_laws.adapter import Adapter, MaskArgument, without_future
-from attention_laws.algebra import LARGE_FACTOR, edge_argument, tokens_meet
+from attention_laws.algebra import (
+    LARGE_FACTOR,
+    assert_in_float64,
+    edge_argument,
+    tokens_meet,
+)
+from attention_laws.decoding import decode, is_quantized, restart_with_cache
 from attention_laws.law import LawViolation, ScriptError, law, skip_unless
 from attention_laws.masking import assigned_ids
 from attention_laws.script import CallArguments, Script
@@ -39,8 +45,8 @@ def batch_independence(script: Script) -> None:
     others. So do those of a graph among the edges of several, or in a batch of which an
     argument tells the graph of each node. Variables of a series that are documented to
     be independent are items, too, and so are videos whose frames are images. An item
-    has its own memory, its own text for all of its frames, and its own mask for all of
-    its views.
+    has its own memory, its own text for all of its frames, its own mask for all of its
+    views, and its own scale in a cache of integers.
     """
     ends = [n for n in script.adapter.extra_args if n.startswith("cu_seq")]
     if ends and not script.adapter.position_args:
@@ -66,6 +72,7 @@ def batch_independence(script: Script) -> None:
     assert_mask_is_shared(script)
     assert_images_share_mask_of_windows(script)
     assert_long_items_equal_alone(script)
+    assert_items_equal_alone_behind_cache(script)
     if script.adapter.image.startswith("frames"):
         assert_pixels_equal_alone(script)
     if len(script.adapter.inputs) == 2:
@@ -149,7 +156,10 @@ def assert_items_have_own_tensors(script: Script) -> None:
 
 
 def assert_videos_are_apart(script: Script) -> None:
-    """Images that are the frames of a video change those of no other video."""
+    """Images that are the frames of a video change those of no other video.
+
+    Where tokens of several frames are one item, that has the same output alone.
+    """
     usual, adapter = script.sizes, script.adapter
     given = adapter.extra_args
     counts = [
@@ -158,7 +168,12 @@ def assert_videos_are_apart(script: Script) -> None:
         if names.FRAMES_PATTERN.fullmatch(name)
         and (parameter.default in (1, None) or given.get(name) == "1")
     ]
-    if not (adapter.image.startswith("image") and counts):
+    if not counts:
+        return
+    if not adapter.image:
+        assert_items_of_frames_equal_alone(script, counts[0])
+        return
+    if not adapter.image.startswith("image"):
         return
     script.sizes = replace(usual, batch_size=4)
     script.restart()
@@ -170,6 +185,22 @@ def assert_videos_are_apart(script: Script) -> None:
         message = f"{{place}} depends on another video, with `{counts[0]}=2`"
         script.assert_close(before, after, message, b=slice(2, 4))
     script.sizes = usual
+
+
+def assert_items_of_frames_equal_alone(script: Script, count: str) -> None:
+    """Items are apart if their tokens are of two frames, and perhaps of a class."""
+    usual, adapter = script.sizes, script.adapter
+    if not adapter.single_input or adapter.fixed_length is not None:
+        return
+    extra_args = {**adapter.extra_args, count: "2"}
+    script.adapter = replace(adapter, extra_args=extra_args)
+    for length in (4, 5):
+        script.sizes = replace(usual, q_len=length, k_len=length)
+        with script.attempt():  # it may not be a multiple
+            script.restart()
+            mask = adapter.required_mask
+            assert_items_equal_alone(script, script.all_allowed(), mask)
+    script.adapter, script.sizes = adapter, usual
 
 
 def assert_marks_are_of_item(script: Script) -> None:
@@ -633,6 +664,32 @@ def assert_items_equal_alone(
             picked: Any = {} if script.adapter.is_pooled else {"l": queries}
             message = f"query {{l}} of batch item {item} differs if the item is alone"
             script.assert_close(f"{together}{index}", alone, message, **picked)
+
+
+def assert_items_equal_alone_behind_cache(script: Script) -> None:
+    """An item has the same output behind a cache of integers that is its own.
+
+    A scale of all items changes how its numbers are rounded. In other caches, they are
+    exact, so that a sequence in pieces is compared with the whole.
+    """
+    usual, length = script.sizes, script.sizes.k_len
+    if script.adapter.cache is None or length < 2 or not is_quantized(script):
+        return
+
+    def compare() -> None:
+        script.sizes = usual
+        restart_with_cache(script)
+        args = script.make_arguments(script.all_allowed(length, length))
+        together, _cache = decode(script, args, [length - 1, 1])
+        index = item_index(script, 0)
+        inputs = tuple(script.assign(name, f"{name}{index}") for name in args.inputs)
+        script.sizes = replace(usual, batch_size=1)
+        alone, _cache = decode(script, replace(args, inputs=inputs), [length - 1, 1])
+        message = "{place} differs behind its cache of integers if the item is alone"
+        script.assert_close(f"{together[-1]}{index}", alone[-1], message)
+
+    assert_in_float64(script, compare)  # a number may be between two integers
+    script.sizes = usual
 
 
 def optional_integers(adapter: Adapter) -> list[str]:

@@ -306,6 +306,13 @@ def mask_candidates(probe: CallProbe) -> Iterator[MaskArgument]:
                     yield replace(mask, axes="b1k")  # a row of one query
 
 
+# Arguments that are known to be no masks, by their names.
+OTHER_ARGUMENTS = (
+    *(names.CONTEXT_PATTERN, names.OTHER_PATTERN),
+    *(names.SCALE_PATTERN, names.TIME_PATTERN),
+)
+
+
 def unnamed_masks(probe: CallProbe) -> Iterator[str]:
     """Optional arguments of other names, which may be masks of keys."""
     adapter, options = probe.adapter, probe.options
@@ -314,8 +321,7 @@ def unnamed_masks(probe: CallProbe) -> Iterator[str]:
         return
     for name, parameter in names.parameters_by_name(adapter.target).items():
         is_optional = parameter.default is None and names.may_be_context(parameter)
-        others = (names.CONTEXT_PATTERN, names.OTHER_PATTERN, names.SCALE_PATTERN)
-        is_other = any(pattern.search(name) for pattern in others)
+        is_other = any(pattern.search(name) for pattern in OTHER_ARGUMENTS)
         if is_optional and name not in known and not is_other:
             yield name
 

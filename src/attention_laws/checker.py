@@ -54,7 +54,7 @@ from attention_laws import (
 from attention_laws.adapter import Adapter, CallError, Fact, Options, Sizes
 from attention_laws.calling import CallProbe, order_matters, queries_meet
 from attention_laws.infer import infer_adapter
-from attention_laws.infer_cache import infer_cache
+from attention_laws.infer_cache import infer_cache, infer_context_cache
 from attention_laws.law import (
     Excused,
     Law,
@@ -336,11 +336,12 @@ def is_refusal(failure: ScriptError, adapter: Adapter) -> bool:
     return is_raised and (is_torch or not in_torch)
 
 
-def with_context(adapter: Adapter) -> Adapter | None:
+def with_context(adapter: Adapter, options: Options) -> Adapter | None:
     """The same attention with the optional context that it attends to, if there is one.
 
     Its masks may be for the one input, so none is given. All of a context is attended
-    to, also where the attention to the tokens themselves is causal.
+    to, also where the attention to the tokens themselves is causal. What is projected
+    of it may be kept in a cache.
     """
     if not adapter.single_input or adapter.required_mask is not None:
         return None
@@ -364,12 +365,13 @@ def with_context(adapter: Adapter) -> Adapter | None:
                     args = script.make_arguments()
                     if weighs_tokens_too(script, args):
                         return None
-                    return replace(
+                    found = replace(
                         context,
                         mixes_queries=queries_meet(script, args),
                         unused_parameters=unused_weights(script),
                         positions=positions_of_context(context),
                     )
+                    return with_cache_of(infer_context_cache, found, options)
             except ScriptError:
                 continue
     return None
@@ -437,12 +439,14 @@ def of_queries(adapter: Adapter) -> tuple[Adapter, Adapter] | None:
     return replace(adapter, cache=None), alone
 
 
-def with_cache(adapter: Adapter, options: Options) -> Adapter:
-    """The attention of a decoder to its past, with the cache that it takes, if any."""
+def with_cache_of(
+    infer: Callable[[CallProbe], None], adapter: Adapter, options: Options
+) -> Adapter:
+    """The attention with the cache that it takes of its past or context, if any."""
     probe = CallProbe(adapter, options)
     if adapter.cache is None and options.cache is None and not options.call_args:
         with suppress(CallError, ScriptError):
-            infer_cache(probe)
+            infer(probe)
     return probe.adapter
 
 
@@ -902,10 +906,10 @@ def check(
             source_name = "built"
         adapter = infer_with_memory(attention, source_name, imports, stated)
         adapter = with_required_context(adapter, stated)
-        context = with_context(adapter)
+        context = with_context(adapter, stated)
         adapters = [adapter] if context is None else [adapter, context]
         if (both := of_queries(adapter)) is not None:
-            adapters = [both[0], with_cache(both[1], stated)]
+            adapters = [both[0], with_cache_of(infer_cache, both[1], stated)]
         given = attention, source_name, imports, stated
         returning: list[Adapter] | None = None
         for n, law in enumerate(chosen):

@@ -289,14 +289,18 @@ def has_exact_scores(target: Any) -> bool:
 def overflows_nowhere(target: Any) -> bool:
     r"""Whether the documentation says that products do not overflow in float16.
 
+    So it does if it says that the model runs in half precision.
+
     >>> def attend(x): "Scaled first: products do not overflow in float16."
     >>> def attend_in_float32(x): "Products may overflow in float16."
-    >>> overflows_nowhere(attend), overflows_nowhere(attend_in_float32)
-    (True, False)
+    >>> def attend_in_half(x): "It runs in half precision at inference."
+    >>> [overflows_nowhere(f) for f in (attend, attend_in_float32, attend_in_half)]
+    [True, False, True]
     """
     half = r"(float16|fp16|half.precision)\b"
     safe = r"\b(safe|stable|robust|no overflow|(not|never|without) overflow\w*)\b"
-    return says(target, rf"{safe}[^.:;]*\b{half}|\b{half}[^.:;]*{safe}")
+    runs = r"\b(runs?|usable|served|inference) in"
+    return says(target, rf"{safe}[^.:;]*\b{half}|\b{half}[^.:;]*{safe}|{runs} {half}")
 
 
 def is_for_float32(target: Any) -> bool:
@@ -432,6 +436,18 @@ def aligns_ends(target: Any) -> bool:
 def sentences(target: Any) -> list[str]:
     """The sentences of the docstrings, and their parts between semicolons."""
     return re.split(r"[.;]\s", in_one_line(docstrings(target)))
+
+
+def pads_last_piece(target: Any) -> bool:
+    r"""Whether only the last piece of a sequence is documented to have padding.
+
+    >>> def attend(x, cache): "Only the last chunk of a stream may be padded."
+    >>> def attend_to(x, cache): "The last chunk may be padded, as others are."
+    >>> pads_last_piece(attend), pads_last_piece(attend_to)
+    (True, False)
+    """
+    piece = r"\b(only|just) the (last|final) (chunk|piece|segment|call|step)\b"
+    return says(target, rf"{piece}[^.;]*\bpadd(ed|ing)\b")
 
 
 def begins_empty(target: Any, argument: str) -> bool:
@@ -669,7 +685,9 @@ def drops_alike_for_queries(target: Any) -> bool:
     >>> drops_alike_for_queries(attend), drops_alike_for_queries(drops_alike_in_heads)
     (True, False)
     """
-    same = r"(dropped|hidden) (alike )?(for|from) (all|each|every)|locked (over|across)"
+    same = (
+        r"(dropped|hidden),? (alike )?(for|from) (all|each|every)|locked (over|across)"
+    )
     return says(target, rf"\b({same}) (of )?(the )?quer(y|ies)\b")
 
 

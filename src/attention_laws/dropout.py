@@ -345,12 +345,13 @@ def assert_dropout_is_fair(script: Script, place: str) -> str:
                         if not drops_table(script, many, place):
                             raise
             elif "h" not in adapter.layout:
-                if not (is_of_part(script, place) or is_before_scores(script, place)):
-                    assert_masks_differ(script, args, many, y)
                 rank = script.evaluate(
                     f"torch.linalg.matrix_rank({y}[:, -1] - {y}[0, -1], rtol=1e-3)"
                 )
-                return "weights" if rank <= script.sizes.heads else "output"
+                changed = "weights" if rank <= script.sizes.heads else "output"
+                if not (is_of_part(script, place) or is_before_scores(script, place)):
+                    assert_masks_differ(script, args, many, y, changed)
+                return changed
             elif script.sizes.heads > 1:
                 assert_as_many_directions(script, y)
     return "weights"  # or not known
@@ -731,7 +732,7 @@ def is_normalized(script: Script, call: str) -> bool:
 
 
 def assert_masks_differ(
-    script: Script, args: CallArguments, many: CallArguments, y: str
+    script: Script, args: CallArguments, many: CallArguments, y: str, changed: str
 ) -> None:
     """Queries, heads and keys have dropout masks of their own.
 
@@ -747,7 +748,8 @@ def assert_masks_differ(
     ):
         return  # what has a weight are the delays of a series, for all queries
     is_of_order = adapter.causal or adapter.positions != "none"
-    is_alike = documented.drops_alike_for_queries(adapter.target)
+    is_alike = changed == "weights"
+    is_alike &= documented.drops_alike_for_queries(adapter.target)
     same = f"torch.allclose({y}[:, 0], {y}[:, 1], atol=1e-4)"
     if is_alike and not is_of_order:
         message = "queries have dropout masks of their own, and are documented to share"

@@ -260,7 +260,7 @@ def memory_layout(script: Script) -> None:
 def assert_same_as_copies(script: Script) -> None:
     """One tensor given as several inputs gives the same output as its copies."""
     length, roles = script.sizes.k_len, [*range(len(script.adapter.inputs))]
-    for same in [roles, roles[1:]] if len(roles) == 3 else [roles]:
+    for same in [roles, roles[:2], roles[1:]] if len(roles) == 3 else [roles]:
         script.restart()
         args = script.make_arguments(script.all_allowed(length, length))
         shapes = {script.evaluate(args.inputs[role]).shape for role in same}
@@ -480,6 +480,10 @@ STORING_PATTERN = re.compile(
 )
 
 
+# A size of chunks, or a window, that is less than the length of the inputs.
+SMALL_OPTION = 2
+
+
 def assert_no_option_is_kept(script: Script) -> None:
     """A call with another value of an option does not change a call without it.
 
@@ -502,6 +506,8 @@ def assert_no_option_is_kept(script: Script) -> None:
         pairs = [(changed, {}), ({}, changed)]
         if not is_flag:  # zero may stand for none, for which nothing is stored
             pairs.append((changed, {name: str((value or 0) + 1)}))
+        if not is_flag and (value or 0) > SMALL_OPTION:  # a chunk longer than the input
+            pairs.append(({}, {name: str(SMALL_OPTION)}))
         for first, second in pairs:
             script.restart("no_grad")
             script.exec_line("fresh = copy.deepcopy(attention)")

@@ -753,7 +753,7 @@ def added_mask(script: Script) -> None:
 MANY_CHOICES = 20
 
 
-@law(assumes="norm convolution positions ends sampling")
+@law(assumes="group_norm convolution positions ends sampling")
 def longer_padding(script: Script) -> None:
     r"""More padding at the end changes no output.
 

@@ -203,6 +203,7 @@ OPTIONAL_WIDTH_PATTERN = re.compile(
 )
 # Those of a context, also where their defaults differ from the width.
 OUTER_WIDTH_PATTERN = re.compile(
+    r"(?!(context|ctx|memory)_size$)"  # of these, it is as often a number of tokens
     r"(context|ctx|cross\w*|encoder|enc|memory|source|src|text|txt)_"
 )
 # Those within a feed-forward network, whose large defaults would only cost time.

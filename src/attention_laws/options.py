@@ -73,15 +73,16 @@ CHECKPOINT_PATTERN = re.compile(r"(\w+_)?checkpoint(s|ing|ed)?|remat\w*|recomput
 LAYER_PATTERN = re.compile(r"layer_?(idx|id|i|number|num|no|index)|block_idx|depth")
 CHOICE_PATTERN = re.compile(r"(\w+_)?(impl(ementation)?|backend)")
 CHUNK_PATTERN = re.compile(
-    r"((\w+_)?(chunk|block|tile|bucket))(_?(size|len(gth)?|[qk]))?"
+    r"((\w+_)?(chunk|block|tile|bucket|split))(_?(size|len(gth)?|[qk]))?"
 )
 
 # Options that are tried: more of them take seconds.
 MOST_OPTIONS = 8
 # The width of heads of which a quarter has several pairs of features.
 ROTATED = 16
-# Tokens, and sizes of chunks that do not divide their number.
-TOKENS, FEWER_TOKENS, SMALL_CHUNKS = 7, 4, (2, 3)
+TOKENS, FEWER_TOKENS = 7, 4
+# Tokens, and sizes of chunks: the first divides their number, and another does not.
+CHUNKED_TOKENS, SMALL_CHUNKS = 8, (2, 3)
 LONG = 260  # several chunks, whatever their size
 # A soft cap that scores of large tokens reach, whatever they are divided by.
 SMALL_CAP = 0.1
@@ -553,7 +554,7 @@ def stays_causal(script: Script) -> bool:
 def assert_chunks_change_nothing(
     script: Script, chunks: list[str], of_call: bool = False
 ) -> None:
-    """If equal small sizes of chunks change nothing, other sizes change nothing.
+    """If whole chunks of one size change nothing, those of other sizes change nothing.
 
     Nor do they with masks, nor for other lengths of queries and keys. Otherwise the
     chunks are part of what is computed, in which batch items and queries are apart.
@@ -561,11 +562,15 @@ def assert_chunks_change_nothing(
     adapter, usual = script.adapter, script.sizes
     small, other = SMALL_CHUNKS
     equal = dict.fromkeys(chunks, small)
-    variants = [equal, dict.fromkeys(chunks, other)]
+    variants = [dict.fromkeys(chunks, size) for size in SMALL_CHUNKS]
     variants += [{**equal, name: other} for name in chunks if len(chunks) > 1]
-    lengths = [(TOKENS, TOKENS)]
+    many, few = CHUNKED_TOKENS, FEWER_TOKENS
+    lengths = [(many, many)]
+    if adapter.image.startswith("image"):
+        script.adapter = adapter = replace(adapter, image_height=many)
+        lengths = [(many**2, many**2)]
     if not adapter.single_input:
-        lengths += [(FEWER_TOKENS, TOKENS), (TOKENS, FEWER_TOKENS)]
+        lengths += [(few, many), (many, few)]
     for q_len, k_len in lengths:
         script.sizes = replace(usual, q_len=q_len, k_len=k_len)
         cases = [*script.mask_cases()]
@@ -587,7 +592,7 @@ def assert_chunks_change_nothing(
                     if not seen:
                         return
                     same = f"torch.allclose({whole}, {seen}, atol=1e-4, equal_nan=True)"
-                    is_first = sizes is equal and q_len == k_len and mask is None
+                    is_first = sizes == equal and q_len == k_len and mask is None
                     if is_first and not script.evaluate(same):
                         script.adapter = in_chunks(adapter, sizes, of_call)
                         with named_option(chunks[0], str(small)):

@@ -525,7 +525,8 @@ def grids_of_patches(adapter: Adapter) -> list[str]:
 def is_grid(adapter: Adapter) -> bool:
     """Whether tokens have two distances, of rows and of columns."""
     if adapter.image:
-        return not adapter.image.startswith("frames")
+        is_column = adapter.image_height == 0  # tokens meet along one axis only
+        return not (is_column or adapter.image.startswith("frames"))
     length = adapter.fixed_length
     if length is None or math.isqrt(length) ** 2 != length:
         return adapter.gets_sides

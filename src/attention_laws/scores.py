@@ -123,8 +123,9 @@ def large_scores(script: Script) -> None:
     The largest number of float16 is 65,504. A fill value of $-10^9$ overflows, one of
     $-10^3$ is above large scores, so that hidden keys win; a softmax that does not
     subtract the maximum overflows for scores above 11. Where the documentation says
-    that scores are computed in float32, or that products do not overflow, they are
-    three times as large; in the latter case, before they are divided by 4.
+    that scores are computed in float32, that products do not overflow, or that the
+    model runs in half precision, they are three times as large; in the latter cases,
+    before they are divided by 4.
     """
     skip_if_for_float32(script)
     usual, script.dtype = script.dtype, torch.float16

@@ -1636,7 +1636,7 @@ class RotatesItself(Rotary):
 
 
 def test_a_context_may_be_without_the_positions_of_self_attention() -> None:
-    context = with_context(found(RotatesItself))
+    context = with_context(found(RotatesItself), Options())
     assert context is not None
     assert (found(RotatesItself).positions, context.positions) == ("rotary", "none")
 

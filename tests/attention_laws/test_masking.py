@@ -4,7 +4,11 @@ import torch
 
 from attention_laws import LAWS, check, masking
 from specimens import assert_caught, each_law_of
-from specimens.masking import NeighborsOfThreeInputs, NotANumberAtPadding
+from specimens.masking import (
+    CountsPaddingBehindNorm,
+    NeighborsOfThreeInputs,
+    NotANumberAtPadding,
+)
 
 
 @each_law_of(masking)
@@ -22,3 +26,8 @@ def test_padded_queries_of_windows_are_not_compared() -> None:
 def test_outputs_that_are_documented_to_be_zero_are_not_left_to_the_caller() -> None:
     others = [name for name in LAWS if name != "fully_masked_rows"]
     assert not check(NotANumberAtPadding, skip=others).ok
+
+
+def test_a_norm_of_each_token_is_no_excuse_for_a_count_of_padding() -> None:
+    others = [name for name in LAWS if name != "longer_padding"]
+    assert not check(CountsPaddingBehindNorm, skip=others).ok

@@ -1907,6 +1907,51 @@ class MapsOfValues(SelfAttention):
         return self.proj_drop(self.join(self.read(weights, v))), weights
 
 
+class WeightsOfOwnScale(Correct):
+    """Returned are weights that are computed a second time."""
+
+    scale = 2.0
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, memory: Tensor, need_weights: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        q, k, v = self.query(x), self.key(memory), self.value(memory)
+        q, k, v = (self.split(part) for part in (q, k, v))
+        y = nn.functional.scaled_dot_product_attention(q, k, v, scale=self.scale)
+        weights = self.once_more(q, k) if need_weights else None
+        return self.join(y), weights
+
+    def once_more(self, q: Tensor, k: Tensor) -> Tensor:
+        return (self.scale * q @ k.mT).softmax(dim=-1).mean(dim=1)
+
+
+class WeightsOfUsualScale(WeightsOfOwnScale):
+    def once_more(self, q: Tensor, k: Tensor) -> Tensor:
+        return (q.shape[-1] ** -0.5 * q @ k.mT).softmax(dim=-1).mean(dim=1)
+
+
+class WeighsByAge(Correct):
+    """Weights fall with the age of an event; age_days: (B, L)"""
+
+    def forward(  # type: ignore[override]
+        self, candidates: Tensor, history: Tensor, age_days: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        q, k, v = self.query(candidates), self.key(history), self.value(history)
+        q, k, v = (self.split(part) for part in (q, k, v))
+        first = self.weigh(self.score(q, k), None)
+        weights = first * torch.exp2(-age_days[:, None, None])
+        weights = weights / weights.sum(dim=-1, keepdim=True)
+        return self.join(weights @ v), self.returned(first, weights).mean(dim=1)
+
+    def returned(self, first: Tensor, weights: Tensor) -> Tensor:
+        return weights
+
+
+class ReturnsWeightsWithoutAge(WeighsByAge):
+    def returned(self, first: Tensor, weights: Tensor) -> Tensor:
+        return first
+
+
 VIOLATING: Violations = {
     "rows_sum_to_one": [
         (attend_by_blocks_unscaled, {}),
@@ -1946,6 +1991,8 @@ VIOLATING: Violations = {
         (ReturnsUnmaskedByFlag, {}),
         (ReturnsWeightsBeforeDropout, {}),
         (SharesBeforePadding, {}),
+        (WeightsOfUsualScale, {}),
+        (ReturnsWeightsWithoutAge, {}),
     ],
     "weights_axes": [
         (DecoderLayerWithFirstWeights, {"weights": "[1]:bhqk"}),
@@ -2070,6 +2117,8 @@ PASSING_ONE: Passes = [
     ("weights_match_output", ReturnsWeightsAfterDropout),
     ("rows_sum_to_one", ReturnsMaps),
     ("weights_match_output", SharesOfRealParts),
+    ("weights_match_output", WeightsOfOwnScale),
+    ("weights_match_output", WeighsByAge),
 ]
 
 

@@ -1281,6 +1281,60 @@ class SeesOtherCameras(SeesCameras):
         return mask.repeat(views, 1)
 
 
+class KeepsIntegers(MaskedSelfAttention):
+    """Keys and values of earlier tokens are integers of 8 bits, each with a scale."""
+
+    axes: int | tuple[int, ...] = -1
+
+    def forward(self, x: Tensor, cache: dict[str, Tensor] | None = None) -> Tensor:  # type: ignore[override]
+        cache = {} if cache is None else cache
+        q, k, v = map(self.split, (self.query(x), self.key(x), self.value(x)))
+        k, v = (self.append(cache, name, new) for name, new in (("k", k), ("v", v)))
+        ones = torch.ones(1, q.shape[2], k.shape[2], dtype=torch.bool, device=x.device)
+        weights = self.weigh(self.score(q, k), ones.tril(k.shape[2] - q.shape[2]))
+        return self.join(weights @ v)
+
+    def append(self, cache: dict[str, Tensor], name: str, new: Tensor) -> Tensor:
+        scale = new.detach().abs().amax(self.axes, keepdim=True) / 127
+        rounded = (new / scale).round().to(torch.int8)
+        scales = f"{name}_scale"
+        past = cache[name] * cache[scales] if name in cache else new[:, :, :0]
+        seen = torch.cat([past, new], dim=2)
+        if name in cache:
+            rounded = torch.cat([cache[name], rounded], dim=2)
+            scale = torch.cat([cache[scales], scale], dim=2)
+        cache[name], cache[scales] = rounded, scale
+        return seen
+
+
+class KeepsIntegersOfOneScale(KeepsIntegers):
+    axes = (0, -1)
+
+
+class ClassBesideFrames(SelfAttention):
+    """A token of the class is copied to each frame, and is the mean of its copies.
+
+    x: (B, 1 + frames * patches, C), the class in front.
+    """
+
+    def forward(self, x: Tensor, num_frames: int) -> Any:  # type: ignore[override]
+        first, patches = x[:, :1], x[:, 1:].unflatten(1, (num_frames, -1))
+        copies = self.copies(first, num_frames)
+        frames = torch.cat([copies, patches.flatten(0, 1)], dim=1)
+        y = Correct.forward(self, frames, frames, frames)
+        y = y.unflatten(0, (len(x), num_frames))
+        mean = y[:, :, :1].mean(dim=1)
+        return torch.cat([mean, y[:, :, 1:].flatten(1, 2)], dim=1)
+
+    def copies(self, first: Tensor, count: int) -> Tensor:
+        return first.repeat_interleave(count, dim=0)
+
+
+class ClassBesideOtherFrames(ClassBesideFrames):
+    def copies(self, first: Tensor, count: int) -> Tensor:
+        return first.repeat(count, 1, 1)
+
+
 VIOLATING: Violations = {
     "batch_independence": [
         (SeesOtherCameras, {}),
@@ -1336,6 +1390,8 @@ VIOLATING: Violations = {
         (TextOfOtherFrames, {}),
         (ValuesOfFirstMemory, {}),
         (ScaleOfWholePack, {}),
+        (KeepsIntegersOfOneScale, {}),
+        (ClassBesideOtherFrames, {}),
     ],
 }
 
@@ -1412,6 +1468,8 @@ PASSING_ONE: Passes = [
     ("batch_independence", TextOfOwnFrames),
     ("batch_independence", ValuesOfOwnMemory),
     ("batch_independence", ScaleOfEachPart),
+    ("batch_independence", KeepsIntegers),
+    ("batch_independence", ClassBesideFrames),
 ]
 
 

@@ -20,6 +20,7 @@ from specimens.base import (
     MaskedSelfAttention,
     MemoryInFront,
     Passes,
+    RelativeTable,
     Rotary,
     SelfAttention,
     StoresDistances,
@@ -2177,6 +2178,79 @@ class ForgetsMaskOfFirst(ForgetsMaskOfFirstStep):
     """
 
 
+class KeepsTextInDict(Correct):
+    """Tokens attend to themselves or to a text, whose keys and values are kept.
+
+    cache: a dict that the caller keeps, for the keys and values of the text
+    """
+
+    def forward(  # type: ignore[override]
+        self,
+        x: Tensor,
+        encoder_hidden_states: Tensor | None = None,
+        kv_cache: dict[str, Tensor] | None = None,
+    ) -> Any:
+        if encoder_hidden_states is None:
+            return super().forward(x, x, x)
+        k, v = self.project(encoder_hidden_states, kv_cache)
+        weights = self.weigh(self.score(self.split(self.query(x)), k), None)
+        return self.join(weights @ v)
+
+    def project(
+        self, text: Tensor, cache: dict[str, Tensor] | None
+    ) -> tuple[Tensor, Tensor]:
+        if cache is None:
+            return self.split(self.key(text)), self.split(self.value(text))
+        if "text" not in cache or not self.is_same(cache["text"], text):
+            cache["text"] = text
+            cache["k"], cache["v"] = self.project(text, None)
+        return cache["k"], cache["v"]
+
+    def is_same(self, kept: Tensor, text: Tensor) -> bool:
+        return kept is text
+
+
+class KeepsTextOfShape(KeepsTextInDict):
+    def is_same(self, kept: Tensor, text: Tensor) -> bool:
+        return kept.shape == text.shape
+
+
+class SeesChunksBefore(RelativeTable):
+    """Frames see each other, and those of earlier chunks.
+
+    x: (B, T, C); mask: (B, T), True for frames; cache: keys and values of earlier
+    chunks. Only the last chunk of a stream may be padded.
+    """
+
+    limit = 30
+
+    def forward(  # type: ignore[override]
+        self,
+        x: Tensor,
+        mask: Tensor | None = None,
+        cache: tuple[Tensor, Tensor] | None = None,
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        q, k, v = map(self.split, (self.query(x), self.key(x), self.value(x)))
+        if cache is not None:
+            k, v = torch.cat([cache[0], k], dim=2), torch.cat([cache[1], v], dim=2)
+        scores = Correct.score(self, q, k)
+        key, query = torch.arange(k.shape[2]), torch.arange(q.shape[2])
+        distance = key - query[:, None] - self.before(k.shape[2] - q.shape[2])
+        scores = scores + self.relative_bias[:, self.rows(distance.to(x.device))]
+        if mask is not None:
+            past = mask.new_ones(len(x), k.shape[2] - q.shape[2])
+            mask = torch.cat([past, mask], dim=1)[:, None]
+        return self.join(self.weigh(scores, mask) @ v), (k, v)
+
+    def before(self, past: int) -> int:
+        return past
+
+
+class CountsEachChunkFromZero(SeesChunksBefore):
+    def before(self, past: int) -> int:
+        return 0
+
+
 VIOLATING: Violations = {
     "earlier_calls": [
         (VerifiesAsManyDrafts, {}),
@@ -2266,6 +2340,8 @@ VIOLATING: Violations = {
         (KeepsContextAfterReset, {}),
         (ChunksKeepAll, {}),
         (PromptOfOtherBeams, {}),
+        (KeepsTextOfShape, {}),
+        (CountsEachChunkFromZero, {}),
     ],
 }
 
@@ -2341,6 +2417,8 @@ PASSING_ONE: Passes = [
     ("incremental_decoding", ForgetsContextAtReset),
     ("incremental_decoding", ChunksKeepSome),
     ("incremental_decoding", PromptThenSteps),
+    ("incremental_decoding", KeepsTextInDict),
+    ("incremental_decoding", SeesChunksBefore),
 ]
 
 

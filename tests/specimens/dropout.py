@@ -1039,6 +1039,31 @@ class DropsHeadsUnscaled(DropsHeadsOnly):
         return y * (1 - self.p_drophead) if self.training else y
 
 
+class DropsKeysButItsOwn(SelfAttention):
+    """A share of the keys is hidden from every query in training, and its own is not.
+
+    Behind it is another dropout, that of the output.
+    """
+
+    def __init__(
+        self, d_model: int, heads: int, drop_key: float = 0.2, proj_drop: float = 0.1
+    ) -> None:
+        super().__init__(d_model, heads)
+        self.dropout, self.drop_key = nn.Identity(), drop_key
+        self.proj_drop = nn.Dropout(proj_drop)
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        own = torch.eye(scores.shape[-1], dtype=torch.bool, device=scores.device)
+        if self.training:
+            hidden = torch.rand_like(scores) < self.drop_key
+            scores = scores.masked_fill(hidden & ~own, -torch.inf)
+        return scores.softmax(dim=-1)
+
+    def join(self, context: Tensor) -> Tensor:
+        dropped: Tensor = self.proj_drop(super().join(context))
+        return dropped
+
+
 VIOLATING: Violations = {
     "dropout": [
         (DropsHeadsUnscaled, {}),
@@ -1123,6 +1148,7 @@ PASSING_ONE: Passes = [
     ("dropout", attention_of_flax),
     ("dropout", DropsKeyForQueries),
     ("dropout", DropsWholeHeads),
+    ("dropout", DropsKeysButItsOwn),
 ]
 
 

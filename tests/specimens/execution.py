@@ -1157,6 +1157,55 @@ class ResetsWeights(SelfAttention):
             nn.init.normal_(weight)
 
 
+class ProjectsPairsOnce(Correct):
+    """If queries, keys and values are one tensor, they are projected at once."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        del self.query, self.key, self.value
+        self.fused = nn.Linear(d_model, 3 * d_model)
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Any:  # type: ignore[override]
+        inputs = query, key, value
+        if self.are_one(*inputs):
+            parts = self.fused(query).chunk(3, dim=-1)
+        else:
+            parts = tuple(self.fused(x).chunk(3, -1)[n] for n, x in enumerate(inputs))
+        q, k, v = map(self.split, parts)
+        return self.join(self.weigh(self.score(q, k), None) @ v)
+
+    def are_one(self, query: Tensor, key: Tensor, value: Tensor) -> bool:
+        return query is key is value
+
+
+class TakesKeyForValue(ProjectsPairsOnce):
+    def are_one(self, query: Tensor, key: Tensor, value: Tensor) -> bool:
+        return query is key
+
+
+class KeepsMaskOfChunks(SelfAttention):
+    """Tokens see their own chunk, and those before it; the mask is kept."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.mask, self.chunk_size = torch.ones(0, 0, dtype=torch.bool), 0
+
+    def forward(self, x: Tensor, chunk_size: int = 16) -> Any:  # type: ignore[override]
+        length = x.shape[1]
+        if len(self.mask) < length or self.is_other(chunk_size):
+            chunk = torch.arange(length, device=x.device) // chunk_size
+            self.mask, self.chunk_size = chunk <= chunk[:, None], chunk_size
+        return Correct.forward(self, x, x, x, self.mask[None, :length, :length])
+
+    def is_other(self, chunk_size: int) -> bool:
+        return chunk_size != self.chunk_size
+
+
+class KeepsMaskOfOtherChunks(KeepsMaskOfChunks):
+    def is_other(self, chunk_size: int) -> bool:
+        return False
+
+
 VIOLATING: Violations = {
     "finite_in_half": [
         (RectifiedLinearInHalf, {}),
@@ -1182,6 +1231,7 @@ VIOLATING: Violations = {
     "memory_layout": [
         (ReadsMemoryInOrder, {}),
         (ForgetsBiasOfSelf, {}),
+        (TakesKeyForValue, {}),
     ],
     "earlier_calls": [
         (KeepsDistancesOfLength, {}),
@@ -1206,6 +1256,7 @@ VIOLATING: Violations = {
         (KeepsRowsByCount, {}),
         (KeepsChunksOfLength, {}),
         (StoresMemoryOfFirstCall, {}),
+        (KeepsMaskOfOtherChunks, {}),
     ],
     "half_precision": [
         (NoScaleInHalf, {}),
@@ -1287,6 +1338,8 @@ PASSING_ONE: Passes = [
     ("deterministic", LearnedSegments),
     ("earlier_calls", KeepsChunksOfEachSize),
     ("earlier_calls", StoresMemory),
+    ("memory_layout", ProjectsPairsOnce),
+    ("earlier_calls", KeepsMaskOfChunks),
 ]
 
 

@@ -1602,6 +1602,44 @@ class BoolsAtPadding(SelfAttention):
         return Correct.forward(self, x, x, x, seen)
 
 
+class CountsPaddingBehindNorm(SelfAttention):
+    """Scores grow with the logarithm of the number of tokens, behind a norm of each."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.norm = nn.LayerNorm(d_model)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Any:  # type: ignore[override]
+        """mask: (batch, length), True for tokens"""
+        if mask is None:
+            mask = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
+        h = self.norm(x)
+        scale = self.count(mask).clamp(min=2).log()[:, None, None]
+        return x + Correct.forward(self, h * scale, h, h, mask[:, None])
+
+    def count(self, mask: Tensor) -> Tensor:
+        return mask.new_full(mask.shape[:1], mask.shape[1], dtype=torch.float)
+
+
+class CountsTokensBehindNorm(CountsPaddingBehindNorm):
+    def count(self, mask: Tensor) -> Tensor:
+        return mask.sum(dim=1).float()
+
+
+class AgesOrNone(MaskedSelfAttention):
+    """Scores fall with the time between two events; age_days: (batch, events)"""
+
+    def forward(self, x: Tensor, age_days: Tensor | None = None) -> Any:  # type: ignore[override]
+        self.gap: Tensor | None = None
+        if age_days is not None:
+            self.gap = (age_days[:, :, None] - age_days[:, None]).abs().log1p()
+        return super().forward(x)
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        scores = super().score(q, k)
+        return scores if self.gap is None else scores - self.gap[:, None]
+
+
 VIOLATING: Violations = {
     "causality": [
         (MeansOfOpenFours, {}),
@@ -1681,6 +1719,7 @@ VIOLATING: Violations = {
         (MeanOfPaddingForOthers, {}),
         (DependsOnKeyCount, {}),
         (MeansOverPadding, {}),
+        (CountsPaddingBehindNorm, {}),
     ],
     "own_key_attended": [
         (NeighborhoodWithoutLast, {}),
@@ -1773,6 +1812,8 @@ PASSING_ONE: Passes = [
     ("padding", CausalUnlessMasked),
     ("fully_masked_rows", PoolsOneItemMasked),
     ("fully_masked_rows", ZeroVectorOfNew),
+    ("longer_padding", CountsTokensBehindNorm),
+    ("gradients", AgesOrNone),
 ]
 
 

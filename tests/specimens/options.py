@@ -936,6 +936,106 @@ def attend_to_last_pages(
     return read_pages(query, (key_cache, value_cache), block_tables, ends, first)
 
 
+def shares_in_splits(
+    q: Tensor, k: Tensor, lengths: Tensor, size: int
+) -> tuple[Tensor, Tensor]:
+    """Weights that are not divided yet, and their sum in each split of the keys."""
+    scores = torch.einsum("bhd,bhnd->bhn", q, k) * q.shape[-1] ** -0.5
+    hidden = torch.arange(k.shape[2], device=q.device) >= lengths[:, None, None]
+    shares = scores.masked_fill(hidden, -torch.inf).exp()
+    parts = shares[..., : int(lengths.max())].split(size, dim=-1)
+    return shares, torch.stack([part.sum(dim=-1) for part in parts])
+
+
+def decode_in_splits(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    sinks: Tensor,
+    seq_lens: Tensor,
+    split_size: int = 128,
+) -> Tensor:
+    """One step of decoding, with keys in splits.
+
+    Args:
+        q: (batch, n_heads, head_dim), the query of the newest token.
+        k_cache, v_cache: (batch, n_heads, max_len, head_dim).
+        sinks: (n_heads,), a score without a value.
+        seq_lens: (batch,), valid entries of the cache.
+    """
+    shares, sums = shares_in_splits(q, k_cache, seq_lens, split_size)
+    total = sums.sum(dim=0) + sinks.exp()
+    return torch.einsum("bhn,bhnd->bhd", shares, v_cache) / total[..., None]
+
+
+def decode_with_sink_in_each(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    sinks: Tensor,
+    seq_lens: Tensor,
+    split_size: int = 128,
+) -> Tensor:
+    """One step of decoding, with keys in splits, each of which has the sink.
+
+    Args:
+        q: (batch, n_heads, head_dim), the query of the newest token.
+        k_cache, v_cache: (batch, n_heads, max_len, head_dim).
+        sinks: (n_heads,), a score without a value.
+        seq_lens: (batch,), valid entries of the cache.
+    """
+    shares, sums = shares_in_splits(q, k_cache, seq_lens, split_size)
+    total = (sums + sinks.exp()).sum(dim=0)
+    return torch.einsum("bhn,bhnd->bhd", shares, v_cache) / total[..., None]
+
+
+class RowsInChunks(nn.Module):
+    """Each row of a map of pairs attends to itself, some rows at a time."""
+
+    def __init__(self, d_model: int, heads: int, chunk_size: int = 16) -> None:
+        super().__init__()
+        self.heads, self.chunk_size = heads, chunk_size
+        self.qkv = nn.Linear(d_model, 3 * d_model)
+        self.out = nn.Linear(d_model, d_model)
+
+    def attend(self, rows: Tensor) -> Tensor:
+        parts = self.qkv(rows).unflatten(-1, (3, self.heads, -1)).unbind(-3)
+        q, k, v = (part.transpose(-2, -3) for part in parts)
+        weights = (q @ k.mT * q.shape[-1] ** -0.5).softmax(dim=-1)
+        y: Tensor = self.out((weights @ v).transpose(-2, -3).flatten(-2))
+        return y
+
+    def forward(self, pairs: Tensor) -> Tensor:
+        """pairs: (B, N, N, C)"""
+        _batch, count, _columns, _width = pairs.shape
+        size, y = self.chunk_size, torch.zeros_like(pairs)
+        for n in range(self.number(count)):
+            rows = slice(n * size, (n + 1) * size)
+            y[:, rows] = self.attend(pairs[:, rows])
+        return y
+
+    def number(self, rows: int) -> int:
+        return -(-rows // self.chunk_size)
+
+
+class WholeChunksOfRows(RowsInChunks):
+    def number(self, rows: int) -> int:
+        return max(1, rows // self.chunk_size)
+
+
+class NeighborBlocks(SelfAttention):
+    """Tokens see their own block, and the blocks beside it."""
+
+    def __init__(self, d_model: int, heads: int, block_size: int = 8) -> None:
+        super().__init__(d_model, heads)
+        self.block_size = block_size
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        block = torch.arange(x.shape[1], device=x.device) // self.block_size
+        near = (block[:, None] - block).abs() <= 1
+        return Correct.forward(self, x, x, x, near[None])
+
+
 VIOLATING: Violations = {
     "causality": [(MaskOfStackedHeads, {})],
     "constructor_options": [
@@ -965,12 +1065,14 @@ VIOLATING: Violations = {
         (CapsUnscaled, {}),
         (KeepsPartsOfWindows, {}),
         (KeepsPartsOfArea, {}),
+        (WholeChunksOfRows, {}),
     ],
     "call_options": [
         (attend_to_last_pages, {}),
         (WindowOfSeveralQueries, {}),
         (CausalByFirstQuery, {}),
         (CapsHiddenScores, {}),
+        (decode_with_sink_in_each, {}),
     ],
 }
 
@@ -1011,6 +1113,9 @@ PASSING_ONE: Passes = [
     ("constructor_options", KeepsPartsOfPixels),
     ("constructor_options", CapsOutputs),
     ("constructor_options", PairsOfOneStart),
+    ("call_options", decode_in_splits),
+    ("constructor_options", RowsInChunks),
+    ("constructor_options", NeighborBlocks),
 ]
 
 

@@ -584,6 +584,18 @@ class SlotsOfSums(Slots):
     axis = 1
 
 
+class StreamOfFrames(MaskedSelfAttention):
+    """A frame sees `memory_size` frames, with its own."""
+
+    def __init__(self, d_model: int = 32, heads: int = 4, memory_size: int = 8) -> None:
+        super().__init__(d_model, heads)
+        self.memory_size = memory_size
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        assert mask is not None
+        return super().weigh(scores, mask.triu(1 - self.memory_size))
+
+
 VIOLATING: Violations = {
     "repeated_tokens": [
         (SlotsOfSums, {}),
@@ -642,6 +654,7 @@ PASSING_ONE: Passes = [
     ("query_independence", ItemsForHistory),
     ("query_independence", AttendsToAudio),
     ("key_permutation", GridOfPixels),
+    ("sliding_window", StreamOfFrames),
 ]
 
 

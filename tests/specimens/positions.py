@@ -1293,6 +1293,25 @@ class RotatesBySharesInTurns(RotatesByShares):
         return [2 * share for share in self.shares]
 
 
+class RotatedFrames(Rotary):
+    """Each place of a video attends to itself in all frames; x: (B, T, N, C)"""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.norm = nn.LayerNorm(d_model)
+
+    def forward(self, x: Tensor) -> Any:
+        b, _frames, n, _width = x.shape
+        tokens = self.norm(x).transpose(1, 2).flatten(0, 1)
+        y = Correct.forward(self, tokens, tokens, tokens)
+        return x + y.unflatten(0, (b, n)).transpose(1, 2)
+
+
+class RotatedFramesInHalf(RotatedFrames):
+    def places(self, x: Tensor) -> Tensor:
+        return super().places(x).to(x)
+
+
 VIOLATING: Violations = {
     "moved_coordinates": [
         (MovesAtomsTooFar, {}),
@@ -1316,6 +1335,7 @@ VIOLATING: Violations = {
         (RotaryByBlocks, {"positions": "rotary"}),
         (RotaryImageOfShortRows, {"positions": "rotary"}),
         (RotatedInEachDtype, {}),
+        (RotatedFramesInHalf, {}),
     ],
     "linear_bias": [
         (AlibiOfPastOnly, {}),
@@ -1407,6 +1427,7 @@ PASSING_ONE: Passes = [
     ("rotary_angles", RotatesShare),
     ("relative_positions", RotatesQuarter),
     ("rotary_angles", RotatesQuarter),
+    ("distant_positions", RotatedFrames),
 ]
 
 

@@ -258,6 +258,24 @@ class ScaleBeforeProduct(Correct):
     """Scores of large activations are safe in float16."""
 
 
+class RunsInHalf(SelfAttention):
+    """The model runs in half precision at inference; the softmax is in float32."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        scale = q.shape[-1] ** -0.25
+        return (q * scale) @ (k * scale).mT
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        return scores.float().softmax(dim=-1).to(scores.dtype)
+
+
+class RunsInHalfUnscaled(RunsInHalf):
+    """The model runs in half precision at inference; the softmax is in float32."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return q @ k.mT * q.shape[-1] ** -0.5
+
+
 VIOLATING: Violations = {
     "score_independence": [(ScoresOfTwoQueries, CAUSAL)],
     "score_scale": [
@@ -270,6 +288,7 @@ VIOLATING: Violations = {
         (SoftmaxWithoutMaximum, {}),
         (MaskedSoftmaxWithoutMaximum, {}),
         (ProductBeforeScale, {}),
+        (RunsInHalfUnscaled, {}),
     ],
 }
 
@@ -286,6 +305,7 @@ PASSING_ONE: Passes = [
     ("large_scores", KeysFromFirst),
     ("large_scores", QuarticScores),
     ("large_scores", ScaleBeforeProduct),
+    ("large_scores", RunsInHalf),
 ]
 
 
