@@ -20,6 +20,7 @@ from specimens.positions import (
     NearKeysOnly,
     RotaryImageOfTable,
     RotaryOfQuarter,
+    RotaryOfRoundedTimes,
     RotatedInEachDtype,
 )
 from specimens.scores import ValuesOfNeighbors
@@ -132,6 +133,13 @@ def test_wrong_places_are_no_rounding_of_a_linear_bias() -> None:
 def test_a_rounded_buffer_is_no_excuse_where_half_precision_is_promised() -> None:
     law = "distant_positions"
     report = check(RotatedInEachDtype, skip=[name for name in LAWS if name != law])
+    assert [result.law.name for result in report.failed] == [law], report
+
+
+@pytest.mark.slow
+def test_less_noise_is_no_excuse_for_rounded_positions() -> None:
+    law = "distant_positions"
+    report = check(RotaryOfRoundedTimes, skip=[name for name in LAWS if name != law])
     assert [result.law.name for result in report.failed] == [law], report
 
 
