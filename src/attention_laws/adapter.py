@@ -63,6 +63,7 @@ AXES = {
     "r": "rows",
     "c": "columns",
     "h": "heads",
+    "o": "outputs",
     "d": "features",
 }
 

@@ -575,9 +575,11 @@ def with_kinds_of_pairs(adapter: Adapter) -> Adapter:
 def assert_pooled_weights_are_shares(script: Script) -> None:
     """Weights of one output, which sum to one without a mask, do so with one.
 
-    Those from before they were divided by the sum over real tokens do not.
+    Those from before they were divided by the sum over real tokens do not. Nor has a
+    hidden key any.
     """
     k_axis = script.adapter.weights_axes.index("k")
+    b_axis = script.adapter.weights_axes.index("b")
     for allowed, mask in script.mask_cases():
         script.restart()
         args = script.make_arguments(allowed, mask)
@@ -585,6 +587,15 @@ def assert_pooled_weights_are_shares(script: Script) -> None:
         sums = script.assign("sums", f"{weights}.sum({k_axis})")
         message = "where keys are hidden, the returned weights do not sum to 1"
         script.assert_true(f"({sums} - 1).abs().max() <= 1e-4", message)
+        of_items = f"{weights}.movedim([{b_axis}, {k_axis}], [0, -1])"
+        for item, is_seen in enumerate(allowed.any(dim=0).T):
+            hidden = (~is_seen).nonzero().flatten().tolist()
+            message = (
+                f"the returned weights of hidden keys of batch item {item} are not 0"
+            )
+            claim = f"({of_items}[{item}, ..., {hidden}].abs() <= 1e-4).all()"
+            if hidden:
+                script.assert_true(claim, message)
 
 
 def are_right_without_mask(script: Script) -> bool:

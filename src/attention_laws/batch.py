@@ -214,6 +214,27 @@ def assert_marks_are_of_item(script: Script) -> None:
         marks = script.assign("marks", is_global)
         with script.attempt():  # they may be integers
             assert_items_have_own(script, argument, marks, lambda n: f"[{n}:{n + 1}]")
+    if documented.marks_global_by_two(script.adapter.target):
+        assert_twos_are_of_item(script)
+
+
+# More tokens than a window beside a global token has.
+MARKED = 24
+
+
+def assert_twos_are_of_item(script: Script) -> None:
+    """The same for a 2 in a mask, which stands for a global token."""
+    adapter, usual = script.adapter, script.sizes
+    script.adapter = replace(adapter, masks=(), required_mask=None)
+    script.sizes = replace(usual, q_len=MARKED, k_len=MARKED)
+    items = f"torch.arange({usual.batch_size})[:, None]"
+    twos = f"1 + (torch.arange({MARKED}) == {items}).long(){script.to_device()}"
+    for argument in {mask.name: None for mask in adapter.masks if mask.axes == "bk"}:
+        script.restart()
+        marks = script.assign(argument, twos)
+        with script.attempt():  # it may take fewer tokens
+            assert_items_have_own(script, argument, marks, lambda n: f"[{n}:{n + 1}]")
+    script.adapter, script.sizes = adapter, usual
 
 
 def assert_marks_of_context_are_of_item(script: Script) -> None:

@@ -52,9 +52,10 @@ from attention_laws import (
     structure,
 )
 from attention_laws.adapter import Adapter, CallError, Fact, Options, Sizes
-from attention_laws.calling import CallProbe, order_matters, queries_meet
+from attention_laws.calling import CallProbe, influence, order_matters, queries_meet
 from attention_laws.infer import infer_adapter
 from attention_laws.infer_cache import infer_cache, infer_context_cache
+from attention_laws.infer_masks import infer_masks
 from attention_laws.law import (
     Excused,
     Law,
@@ -339,9 +340,9 @@ def is_refusal(failure: ScriptError, adapter: Adapter) -> bool:
 def with_context(adapter: Adapter, options: Options) -> Adapter | None:
     """The same attention with the optional context that it attends to, if there is one.
 
-    Its masks may be for the one input, so none is given. All of a context is attended
-    to, also where the attention to the tokens themselves is causal. What is projected
-    of it may be kept in a cache.
+    A mask is given if it hides keys of the context. All of a context is attended to,
+    also where the attention to the tokens themselves is causal, unless it ends with
+    these. What is projected of it may be kept in a cache.
     """
     if not adapter.single_input or adapter.required_mask is not None:
         return None
@@ -365,16 +366,28 @@ def with_context(adapter: Adapter, options: Options) -> Adapter | None:
                     args = script.make_arguments()
                     if weighs_tokens_too(script, args):
                         return None
+                    is_causal = ends_with_tokens(script, args)
                     found = replace(
                         context,
+                        causal=is_causal,
+                        cross_attention=not is_causal,
                         mixes_queries=queries_meet(script, args),
                         unused_parameters=unused_weights(script),
                         positions=positions_of_context(context),
                     )
+                    if not is_causal:  # else, its last tokens are the queries, too
+                        found = inferred_with(infer_masks, found, options)
                     return with_cache_of(infer_context_cache, found, options)
             except ScriptError:
                 continue
     return None
+
+
+def ends_with_tokens(script: Script, args: CallArguments) -> bool:
+    """Whether queries are the last tokens of the context, and do not see later ones."""
+    first, last = {"l": slice(0, 1)}, {"l": slice(-1, None)}
+    backward = influence(script, args, last, first)
+    return backward < 1e-6 < influence(script, args, last, last)
 
 
 def weighs_tokens_too(script: Script, args: CallArguments) -> bool:
@@ -439,14 +452,21 @@ def of_queries(adapter: Adapter) -> tuple[Adapter, Adapter] | None:
     return replace(adapter, cache=None), alone
 
 
-def with_cache_of(
-    infer: Callable[[CallProbe], None], adapter: Adapter, options: Options
-) -> Adapter:
+Inference = Callable[[CallProbe], None]
+
+
+def with_cache_of(infer: Inference, adapter: Adapter, options: Options) -> Adapter:
     """The attention with the cache that it takes of its past or context, if any."""
-    probe = CallProbe(adapter, options)
     if adapter.cache is None and options.cache is None and not options.call_args:
-        with suppress(CallError, ScriptError):
-            infer(probe)
+        return inferred_with(infer, adapter, options)
+    return adapter
+
+
+def inferred_with(infer: Inference, adapter: Adapter, options: Options) -> Adapter:
+    """The attention with what this inference finds, if its calls succeed."""
+    probe = CallProbe(adapter, options)
+    with suppress(CallError, ScriptError):
+        infer(probe)
     return probe.adapter
 
 

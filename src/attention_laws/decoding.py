@@ -30,8 +30,9 @@ from attention_laws.law import (
     law,
     skip_unless,
 )
-from attention_laws.positions import FAR, ratio_tolerance, rounds_with_buffers
+from attention_laws.positions import FAR, ratio_tolerance
 from attention_laws.prepared import is_prepared
+from attention_laws.rounding import rounds_with_buffers
 from attention_laws.script import (
     DTYPES_DIFFER,
     CallArguments,

@@ -354,7 +354,22 @@ def assert_dropout_is_fair(script: Script, place: str) -> str:
                 return changed
             elif script.sizes.heads > 1:
                 assert_as_many_directions(script, y)
+    if "norm" in adapter.designs:
+        assert_heads_drop_apart_in_front_of_norm(script, args, copies, place)
     return "weights"  # or not known
+
+
+def assert_heads_drop_apart_in_front_of_norm(
+    script: Script, args: CallArguments, copies: int, place: str
+) -> None:
+    """No two heads share their dropout masks, whatever is made of the output."""
+    is_of_other = is_of_part(script, place) or is_before_scores(script, place)
+    if "h" in script.adapter.layout or is_of_other or has_several_attentions(script):
+        return
+    with script.rollback():
+        apply_dropout(script, 0.5, place)
+        equal = make_equal_tokens(script, args)
+        assert_heads_drop_apart(script, repeat_item(script, equal, copies))
 
 
 def assert_heads_are_scaled(
@@ -562,8 +577,11 @@ def has_several_attentions(script: Script) -> bool:
         script.call(args)
     # Each attention may have a few keys of its own.
     keys = max((script.sizes.k_len, *recorder.key_counts))
-    of_heads = script.sizes.heads * args.allowed[:, 0].numel() * keys
     found = [weights for weights, _ in recorder.found]
+    queries = len(args.allowed)
+    if script.adapter.is_pooled:  # they are learned
+        queries = max([queries, *(w.shape[-2] for w in found if w.dim() > 2)])
+    of_heads = script.sizes.heads * queries * script.sizes.batch_size * keys
     # A router has fewer axes: it chooses heads for each token.
     axes = max((weights.dim() for weights in found), default=0)
     count: int = sum(w.numel() for w in found if w.dim() == axes)
@@ -741,8 +759,11 @@ def assert_masks_differ(
     """
     adapter, heads = script.adapter, script.sizes.heads
     length, copies = count_keys(script, args), len(many.allowed[0, 0])
-    if adapter.is_pooled or has_several_attentions(script):
-        return  # of several, each may have fewer keys or queries
+    if has_several_attentions(script):
+        return  # each may have fewer keys or queries
+    if adapter.is_pooled:
+        assert_heads_drop_apart(script, many)
+        return
     if "convolution" in adapter.designs and (
         "selection" in adapter.designs or structure.uses_spectra(adapter.target)
     ):
@@ -793,9 +814,10 @@ def assert_heads_drop_apart(script: Script, many: CallArguments) -> None:
         return
     call = f"captured_input({arguments})"
     value, copies = script.evaluate(call), len(many.allowed[0, 0])
-    shape = [len(many.allowed), copies]
     axes = [adapter.layout.index(axis) for axis in "lb"]
-    if value.dim() != 3 or [value.shape[n] for n in axes] != shape:
+    if value.dim() != 3 or value.shape[axes[1]] != copies:
+        return
+    if value.shape[axes[0]] != len(many.allowed) and not adapter.is_pooled:
         return
     if value.shape[-1] != width:
         return  # the heads are not side by side

@@ -24,8 +24,8 @@ from attention_laws.tools import WeightsRecorder
 
 # The orders of axes that are tried.
 WEIGHTS_AXES = ("bhqk", "qkbh", "bqk", "qkb", "nqk", "hqk", "qk")
-# The same for tokens that are pooled, without an axis of queries.
-POOLED_AXES = ("bk", "kb", "bhk")
+# The same for tokens that are pooled, to one output or to several.
+POOLED_AXES = ("bk", "kb", "bhk", "bhok", "bok")
 
 
 def infer_weights(probe: CallProbe) -> None:
@@ -78,8 +78,7 @@ def infer_weights_of_call(probe: CallProbe, more: dict[str, str]) -> None:
             value = script.evaluate(owner + source)
         orders = WEIGHTS_AXES + POOLED_AXES * probe.adapter.is_pooled
         for letters in [axes] if axes else orders:
-            shape = [sizes[letter] for letter in letters]
-            if isinstance(value, Tensor) and list(value.shape) == shape:
+            if isinstance(value, Tensor) and has_axes(value, letters, sizes):
                 if not given and not are_weights(value, letters):
                     continue
                 if not given and is_table(script, args, source, letters, more):
@@ -103,6 +102,18 @@ def infer_weights_of_call(probe: CallProbe, more: dict[str, str]) -> None:
                 f"`weights` (={options.weights!r}) is {seen}, where the sizes are "
                 f"{', '.join(f'{letter}={size}' for letter, size in sizes.items())}"
             )
+
+
+def has_axes(value: Tensor, letters: str, sizes: dict[str, int]) -> bool:
+    r"""Whether a tensor has these axes; the number of pooled outputs may be any.
+
+    >>> has_axes(torch.zeros(2, 8, 5), "bok", {"b": 2, "k": 5})
+    True
+    """
+    return value.dim() == len(letters) and all(
+        sizes.get(letter, size) == size
+        for letter, size in zip(letters, value.shape, strict=True)
+    )
 
 
 def are_weights(value: Tensor, axes: str) -> bool:

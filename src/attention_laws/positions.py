@@ -36,6 +36,7 @@ from attention_laws.law import (
     skip_unless,
 )
 from attention_laws.order import MANY, attends_twice
+from attention_laws.rounding import rounds_bias, rounds_with_buffers
 from attention_laws.scores import score_gradients
 from attention_laws.script import CallArguments, Script, parts_of
 
@@ -994,8 +995,8 @@ def distant_positions(script: Script) -> None:
     omits some. In half precision the positions must be computed in float32: bfloat16
     has 8 bits, and the angle of a rotary encoding is wrong from position 256 on, as
     1,040 tokens show. An image of so many pixels has rows and columns, and two
-    distances. Times in seconds may be as large as those of today, of which float32
-    rounds the last 2 minutes.
+    distances; a video has as many frames, too. Times in seconds may be as large as
+    those of today, of which float32 rounds the last 2 minutes.
 
     Published models, such as BLOOM and MPT, add a linear bias by the position in the
     dtype of their scores. If only that is rounded, it is reported as a skip unless
@@ -1014,30 +1015,23 @@ def distant_positions(script: Script) -> None:
         # No image has a side so long, and tables of rows and columns end before.
         script.adapter = replace(adapter, image_height=FAR_HEIGHT)
     skip_unless(takes_length(script, FAR), f"takes no sequences of {FAR} tokens")
-    is_coarse, lengths = False, [FAR]
+    lengths = [FAR]
     is_loop = count_functions(script, FAR) > LOOP_FUNCTIONS
     takes_longest = not is_loop and takes_length(script, LONGEST)
     is_alone = adapter.is_module and not attends_twice(script)
     if adapter.positions == "rotary" and is_alone and takes_longest:
         lengths.append(LONGEST)  # of 300 positions, few are rounded
-    for length, dtype in itertools.product(lengths, (torch.bfloat16, torch.float16)):
-        script.sizes = replace(script.sizes, q_len=length, k_len=length)
-        try:
-            assert_half_is_close(script, dtype)
-        except LawViolation:
-            reason = (
-                f"counts positions in the dtype of a buffer, which is rounded with the "
-                f"module: keep it in float32 where the module is in {dtype}"
-            )
-            is_promised = documented.works_in_half(adapter.target)
-            insists = script.insist or is_promised
-            skip_unless(insists or not rounds_with_buffers(script, dtype), reason)
-            if script.insist or not rounds_bias(script, dtype):
-                raise
-            is_coarse = True
+    is_coarse = are_far_positions_coarse(script, lengths)
+    is_video = adapter.image.startswith("video")
+    if is_video:
+        with script.attempt():  # it may have a table for fewer frames
+            usual = script.adapter
+            script.adapter = replace(usual, video_frames=FAR, image_height=1)
+            is_coarse |= are_far_positions_coarse(script, [FAR])
+        script.adapter = usual
     script.sizes = replace(script.sizes, q_len=FAR, k_len=FAR)
-    if adapter.positions in ("rotary", "alibi"):
-        assert_last_weights_differ(script, FAR)
+    if adapter.positions in ("rotary", "alibi") and not is_video:
+        assert_last_weights_differ(script, FAR)  # of a video, frames alone may differ
     if has_rows and adapter.positions in ("rotary", "alibi", "relative"):
         assert_image_shift_invariant(script, FAR_HEIGHT, FAR // FAR_HEIGHT)
     elif adapter.positions in ("rotary", "alibi", "relative"):
@@ -1054,6 +1048,27 @@ def distant_positions(script: Script) -> None:
             "its linear bias grows with the length and has the dtype of its scores, as "
             "in published models; in half precision, compute it and add it in float32"
         )
+
+
+def are_far_positions_coarse(script: Script, lengths: list[int]) -> bool:
+    """Assert that half precision is close; whether only a linear bias is rounded."""
+    is_coarse = False
+    for length, dtype in itertools.product(lengths, (torch.bfloat16, torch.float16)):
+        script.sizes = replace(script.sizes, q_len=length, k_len=length)
+        try:
+            assert_half_is_close(script, dtype)
+        except LawViolation:
+            reason = (
+                f"counts positions in the dtype of a buffer, which is rounded with the "
+                f"module: keep it in float32 where the module is in {dtype}"
+            )
+            is_promised = documented.works_in_half(script.adapter.target)
+            insists = script.insist or is_promised
+            skip_unless(insists or not rounds_with_buffers(script, dtype), reason)
+            if script.insist or not rounds_bias(script, dtype):
+                raise
+            is_coarse = True
+    return is_coarse
 
 
 # Seconds since 1970, and a number of seconds that float32 adds to others exactly.
@@ -1079,71 +1094,6 @@ def assert_times_of_today_are_exact(script: Script) -> None:
         if script.evaluate(f"torch.allclose({usual}, {outputs[0]}, atol=1e-5)"):
             message = f"{{place}} changes if all of `{name}` are those of today"
             script.assert_close(usual, outputs[1], message)
-
-
-def rounds_with_buffers(script: Script, dtype: torch.dtype) -> bool:
-    """Whether in float32, too, the outputs change with the dtype of the buffers alone.
-
-    The buffers have the same numbers in both calls. Many libraries count positions in
-    the dtype of the frequencies, and rely on it that these are not in half precision.
-    """
-    if not script.adapter.is_module:
-        return False
-    usual, script.dtype = script.dtype, torch.float32
-    try:
-        script.restart()
-        script.exec_line(f"convert_buffers(attention, {dtype})")
-        script.exec_line("exact = copy.deepcopy(attention)")
-        script.exec_line("convert_buffers(exact, torch.float32)")
-        args = script.make_arguments()
-        with tools.MixedDtypes():
-            rounded = script.call(args)
-        exact = script.call(args, function="exact")
-        # Far above what the rounding of their results changes.
-        script.assert_close(exact, f"{rounded}.float()", "", relative=0.02)
-    except LawViolation:
-        return True
-    finally:
-        script.dtype = usual
-    return False
-
-
-def rounds_bias(script: Script, dtype: torch.dtype) -> bool:
-    """Whether weights are off by no more than a linear bias by the position is rounded.
-
-    It is as large as the slope times the length, and is rounded; so are position and
-    slope, or product and sum. A wrong position changes the weights by more, unless
-    slopes are powers of two; published models count positions in integers.
-    """
-    if script.adapter.positions != "alibi" or counts_in_half(script, dtype):
-        return False
-    usual, found = script.dtype, []
-    for script.dtype in (torch.float32, dtype):
-        script.restart()
-        args = script.make_arguments()
-        weights = record_weights(script, make_equal_tokens(script, args))
-        if weights:
-            found.append(script.evaluate(f"{weights}.detach().float()"))
-    script.dtype = usual
-    if len(found) < 2:
-        return False
-    # Smaller weights are not exact.
-    exact, rounded = (w.clamp(min=torch.finfo(dtype).tiny).log() for w in found)
-    slopes = found[0][:, -1].log().diff().nan_to_num(0, 0, 0).abs().amax(dim=-1)
-    largest = 2 * torch.finfo(dtype).eps * slopes * script.sizes.k_len
-    error = (rounded - exact).abs().amax(dim=(-2, -1))
-    return bool((error <= largest + 0.1).all())
-
-
-def counts_in_half(script: Script, dtype: torch.dtype) -> bool:
-    """Whether positions are counted in this dtype, so that neighbors have the same."""
-    usual, script.dtype = script.dtype, dtype
-    script.restart()
-    args = script.make_arguments()
-    with tools.Ranges() as ranges:
-        script.call(args)
-    script.dtype = usual
-    return bool(ranges.repeat)
 
 
 def has_coarse_bias(script: Script) -> bool:

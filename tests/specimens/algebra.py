@@ -1952,6 +1952,49 @@ class ReturnsWeightsWithoutAge(WeighsByAge):
         return first
 
 
+class Resampler(Correct):
+    """A few learned queries attend to all tokens. mask: (batch, length), True = seen"""
+
+    def __init__(self, d_model: int, heads: int, num_latents: int = 4) -> None:
+        super().__init__(d_model, heads)
+        self.latents = nn.Parameter(torch.randn(num_latents, d_model))
+
+    def forward(  # type: ignore[override]
+        self,
+        x: Tensor,
+        mask: Tensor | None = None,
+        output_attentions: bool = False,
+    ) -> Any:
+        latents = self.latents.expand(len(x), -1, -1)
+        q, k, v = self.query(latents), self.key(x), self.value(x)
+        q, k, v = (self.split(part) for part in (q, k, v))
+        mask = None if mask is None else mask[:, None]
+        y = self.join(self.weigh(self.score(q, k), mask) @ v)
+        if not output_attentions:
+            return (y,)
+        return y, self.weigh(self.score(q, k), self.of_weights(mask))
+
+    def of_weights(self, mask: Tensor | None) -> Tensor | None:
+        return mask
+
+
+class ResamplerForgetsMask(Resampler):
+    def of_weights(self, mask: Tensor | None) -> Tensor | None:
+        return None
+
+
+class NewestOfContext(MaskedSelfAttention):
+    """Causal; x are the newest tokens of the context, which is x by default."""
+
+    def forward(self, x: Tensor, context: Tensor | None = None) -> Any:
+        context = x if context is None else context
+        shape = 1, x.shape[1], context.shape[1]
+        ones = torch.ones(shape, dtype=torch.bool, device=x.device)
+        return Correct.forward(
+            self, x, context, context, ones.tril(shape[2] - shape[1])
+        )
+
+
 VIOLATING: Violations = {
     "rows_sum_to_one": [
         (attend_by_blocks_unscaled, {}),
@@ -1993,6 +2036,7 @@ VIOLATING: Violations = {
         (SharesBeforePadding, {}),
         (WeightsOfUsualScale, {}),
         (ReturnsWeightsWithoutAge, {}),
+        (ResamplerForgetsMask, {}),
     ],
     "weights_axes": [
         (DecoderLayerWithFirstWeights, {"weights": "[1]:bhqk"}),
@@ -2119,6 +2163,9 @@ PASSING_ONE: Passes = [
     ("weights_match_output", SharesOfRealParts),
     ("weights_match_output", WeightsOfOwnScale),
     ("weights_match_output", WeighsByAge),
+    ("weights_match_output", Resampler),
+    ("allowed_keys_attended", NewestOfContext),
+    ("formula", NewestOfContext),
 ]
 
 

@@ -1335,6 +1335,25 @@ class ClassBesideOtherFrames(ClassBesideFrames):
         return first.repeat(count, 1, 1)
 
 
+class TwosAreGlobal(SelfAttention):
+    """attention_mask: (batch, length), 0 = padding, 1 = local, 2 = global token"""
+
+    def forward(self, x: Tensor, attention_mask: Tensor) -> Any:  # type: ignore[override]
+        length = x.shape[1]
+        ones = torch.ones(len(x), length, length, dtype=torch.bool, device=x.device)
+        twos = self.of_items(attention_mask == 2)
+        near = ones.tril(2) & ones.triu(-2) | twos[:, None] | twos[:, :, None]
+        return Correct.forward(self, x, x, x, near & (attention_mask > 0)[:, None])
+
+    def of_items(self, twos: Tensor) -> Tensor:
+        return twos
+
+
+class TwosOfFirstItem(TwosAreGlobal):
+    def of_items(self, twos: Tensor) -> Tensor:
+        return twos[:1].expand_as(twos)
+
+
 VIOLATING: Violations = {
     "batch_independence": [
         (SeesOtherCameras, {}),
@@ -1392,6 +1411,7 @@ VIOLATING: Violations = {
         (ScaleOfWholePack, {}),
         (KeepsIntegersOfOneScale, {}),
         (ClassBesideOtherFrames, {}),
+        (TwosOfFirstItem, {}),
     ],
 }
 
@@ -1470,6 +1490,7 @@ PASSING_ONE: Passes = [
     ("batch_independence", ScaleOfEachPart),
     ("batch_independence", KeepsIntegers),
     ("batch_independence", ClassBesideFrames),
+    ("batch_independence", TwosAreGlobal),
 ]
 
 

@@ -1064,6 +1064,44 @@ class DropsKeysButItsOwn(SelfAttention):
         return dropped
 
 
+class DropsBehindNorm(NormInFront):
+    """Dropout by hand, of which each head has its own."""
+
+    heads_of_mask: int | None = None
+
+    def __init__(self, d_model: int, heads: int, attn_dropout: float = 0.1) -> None:
+        super().__init__(d_model, heads)
+        self.dropout, self.attn_dropout = nn.Identity(), attn_dropout
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        weights = super().weigh(scores, mask)
+        if not self.training:
+            return weights
+        drawn = torch.rand_like(weights[:, : self.heads_of_mask])
+        return weights * (drawn >= self.attn_dropout) / (1 - self.attn_dropout)
+
+
+class DropsForAllHeadsBehindNorm(DropsBehindNorm):
+    heads_of_mask = 1
+
+
+class DropsOfLatents(DropsBehindNorm):
+    """Some learned queries attend to all tokens, behind a norm."""
+
+    def __init__(self, d_model: int, heads: int, attn_dropout: float = 0.1) -> None:
+        super().__init__(d_model, heads, attn_dropout)
+        self.latents = nn.Parameter(torch.randn(8, d_model))
+
+    def forward(self, x: Tensor) -> Any:
+        latents = self.latents.expand(len(x), -1, -1)
+        h = self.norm(x)
+        return latents + Correct.forward(self, latents, h, h)
+
+
+class DropsOfLatentsForAllHeads(DropsOfLatents):
+    heads_of_mask = 1
+
+
 VIOLATING: Violations = {
     "dropout": [
         (DropsHeadsUnscaled, {}),
@@ -1104,6 +1142,8 @@ VIOLATING: Violations = {
         (DropsScoresOfEdges, {}),
         (DropsIntoNothing, {}),
         (DropsHeadsOfTokens, {}),
+        (DropsForAllHeadsBehindNorm, {}),
+        (DropsOfLatentsForAllHeads, {}),
     ],
 }
 
@@ -1149,6 +1189,8 @@ PASSING_ONE: Passes = [
     ("dropout", DropsKeyForQueries),
     ("dropout", DropsWholeHeads),
     ("dropout", DropsKeysButItsOwn),
+    ("dropout", DropsBehindNorm),
+    ("dropout", DropsOfLatents),
 ]
 
 

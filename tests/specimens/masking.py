@@ -1640,6 +1640,44 @@ class AgesOrNone(MaskedSelfAttention):
         return scores if self.gap is None else scores - self.gap[:, None]
 
 
+class MasksContextWeakly(Correct):
+    """Self-attention, or attention to a context, from whose scores 30 is subtracted."""
+
+    hidden = -30.0
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, context: Tensor | None = None, mask: Tensor | None = None
+    ) -> Any:
+        """mask: (batch, keys), True for tokens"""
+        if context is None:
+            return super().forward(x, x, x, None if mask is None else mask[:, None])
+        q, k, v = self.query(x), self.key(context), self.value(context)
+        q, k, v = map(self.split, (q, k, v))
+        scores = self.score(q, k)
+        if mask is not None:
+            bias = torch.zeros_like(scores).masked_fill(~mask[:, None, None], 1.0)
+            scores = scores + self.hidden * bias
+        return self.join(scores.softmax(dim=-1) @ v)
+
+
+class MasksContext(MasksContextWeakly):
+    hidden = -1e9
+
+
+class CausalOfThree(Correct):
+    """The first query of a sequence that is padded on the left sees no key at all."""
+
+    def forward(  # type: ignore[override]
+        self, q: Tensor, k: Tensor, v: Tensor, pad_mask: Tensor | None = None
+    ) -> Any:
+        """pad_mask: (batch, length), True where the history is missing"""
+        ones = torch.ones(1, q.shape[1], k.shape[1], dtype=torch.bool, device=q.device)
+        allowed = ones.tril(k.shape[1] - q.shape[1])
+        if pad_mask is not None:
+            allowed = allowed & ~pad_mask[:, None]
+        return super().forward(q, k, v, allowed)
+
+
 VIOLATING: Violations = {
     "causality": [
         (MeansOfOpenFours, {}),
@@ -1683,6 +1721,7 @@ VIOLATING: Violations = {
         (TextBeforeImages, {}),
         (TextAndAllImages, {}),
         (PoolsFramesOfFirst, {}),
+        (MasksContextWeakly, {}),
     ],
     "nonfinite_padding": [
         (Correct, MASK),
@@ -1814,6 +1853,8 @@ PASSING_ONE: Passes = [
     ("fully_masked_rows", ZeroVectorOfNew),
     ("longer_padding", CountsTokensBehindNorm),
     ("gradients", AgesOrNone),
+    ("padding", MasksContext),
+    ("padding", CausalOfThree),
 ]
 
 

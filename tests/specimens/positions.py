@@ -1312,6 +1312,25 @@ class RotatedFramesInHalf(RotatedFrames):
         return super().places(x).to(x)
 
 
+class RotatedVideo(Rotary):
+    """All tokens of a clip attend to each other; x: (B, frames, height, width, C)"""
+
+    def forward(self, x: Tensor) -> Any:
+        _batch, frames, height, width, _ = x.shape
+        number = torch.arange(frames, device=x.device)
+        self.frame = number.repeat_interleave(height * width)
+        tokens = x.flatten(1, 3)
+        return Correct.forward(self, tokens, tokens, tokens).reshape(x.shape)
+
+    def places(self, x: Tensor) -> Tensor:
+        return self.frame
+
+
+class RotatedVideoInHalf(RotatedVideo):
+    def places(self, x: Tensor) -> Tensor:
+        return self.frame.to(x.dtype)
+
+
 VIOLATING: Violations = {
     "moved_coordinates": [
         (MovesAtomsTooFar, {}),
@@ -1336,6 +1355,7 @@ VIOLATING: Violations = {
         (RotaryImageOfShortRows, {"positions": "rotary"}),
         (RotatedInEachDtype, {}),
         (RotatedFramesInHalf, {}),
+        (RotatedVideoInHalf, {}),
     ],
     "linear_bias": [
         (AlibiOfPastOnly, {}),
@@ -1428,6 +1448,7 @@ PASSING_ONE: Passes = [
     ("relative_positions", RotatesQuarter),
     ("rotary_angles", RotatesQuarter),
     ("distant_positions", RotatedFrames),
+    ("distant_positions", RotatedVideo),
 ]
 
 

@@ -1,0 +1,82 @@
+r"""# What half precision rounds
+
+Bfloat16 has 8 significant bits, so that it knows no odd position above 256. What is
+rounded of an attention decides whether that is a bug: positions are integers, and have
+to be exact. Two habits of published models round less than that: they count in the
+dtype of their frequencies, which stay in float32 where the weights alone are converted,
+or add a linear bias in the dtype of the scores.
+
+Source: the [laws of positions](positions.md) and of [decoding](decoding.md) ask for it.
+"""
+
+import torch
+
+from attention_laws import tools
+from attention_laws.algebra import make_equal_tokens, record_weights
+from attention_laws.law import LawViolation
+from attention_laws.script import Script
+
+
+def rounds_with_buffers(script: Script, dtype: torch.dtype) -> bool:
+    """Whether in float32, too, the outputs change with the dtype of the buffers alone.
+
+    The buffers have the same numbers in both calls. Many libraries count positions in
+    the dtype of the frequencies, and rely on it that these are not in half precision.
+    """
+    if not script.adapter.is_module:
+        return False
+    usual, script.dtype = script.dtype, torch.float32
+    try:
+        script.restart()
+        script.exec_line(f"convert_buffers(attention, {dtype})")
+        script.exec_line("exact = copy.deepcopy(attention)")
+        script.exec_line("convert_buffers(exact, torch.float32)")
+        args = script.make_arguments()
+        with tools.MixedDtypes():
+            rounded = script.call(args)
+        exact = script.call(args, function="exact")
+        # Far above what the rounding of their results changes.
+        script.assert_close(exact, f"{rounded}.float()", "", relative=0.02)
+    except LawViolation:
+        return True
+    finally:
+        script.dtype = usual
+    return False
+
+
+def rounds_bias(script: Script, dtype: torch.dtype) -> bool:
+    """Whether weights are off by no more than a linear bias by the position is rounded.
+
+    It is as large as the slope times the length, and is rounded; so are position and
+    slope, or product and sum. A wrong position changes the weights by more, unless
+    slopes are powers of two; published models count positions in integers.
+    """
+    if script.adapter.positions != "alibi" or counts_in_half(script, dtype):
+        return False
+    usual, found = script.dtype, []
+    for script.dtype in (torch.float32, dtype):
+        script.restart()
+        args = script.make_arguments()
+        weights = record_weights(script, make_equal_tokens(script, args))
+        if weights:
+            found.append(script.evaluate(f"{weights}.detach().float()"))
+    script.dtype = usual
+    if len(found) < 2:
+        return False
+    # Smaller weights are not exact.
+    exact, rounded = (w.clamp(min=torch.finfo(dtype).tiny).log() for w in found)
+    slopes = found[0][:, -1].log().diff().nan_to_num(0, 0, 0).abs().amax(dim=-1)
+    largest = 2 * torch.finfo(dtype).eps * slopes * script.sizes.k_len
+    error = (rounded - exact).abs().amax(dim=(-2, -1))
+    return bool((error <= largest + 0.1).all())
+
+
+def counts_in_half(script: Script, dtype: torch.dtype) -> bool:
+    """Whether positions are counted in this dtype, so that neighbors have the same."""
+    usual, script.dtype = script.dtype, dtype
+    script.restart()
+    args = script.make_arguments()
+    with tools.Ranges() as ranges:
+        script.call(args)
+    script.dtype = usual
+    return bool(ranges.repeat)
