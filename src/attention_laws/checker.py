@@ -377,6 +377,9 @@ def with_context(adapter: Adapter, options: Options) -> Adapter | None:
                     )
                     if not is_causal:  # else, its last tokens are the queries, too
                         found = inferred_with(infer_masks, found, options)
+                        # Those with an axis of queries may be of the tokens.
+                        of_keys = (m for m in found.masks if "q" not in m.axes)
+                        found = replace(found, masks=tuple(of_keys))
                     return with_cache_of(infer_context_cache, found, options)
             except ScriptError:
                 continue

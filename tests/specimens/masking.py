@@ -1678,6 +1678,23 @@ class CausalOfThree(Correct):
         return super().forward(q, k, v, allowed)
 
 
+class MaskOfPlaces(Correct):
+    """As in Whisper: a mask that is cut to the lengths, and is meant for the tokens."""
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, xa: Tensor | None = None, mask: Tensor | None = None
+    ) -> Any:
+        """mask: (>= length, >= length), added to the scores"""
+        keys = x if xa is None else xa
+        q, k, v = self.query(x), self.key(keys), self.value(keys)
+        q, k, v = map(self.split, (q, k, v))
+        scores = self.score(q, k)
+        if mask is not None:
+            first = k.shape[2] - q.shape[2]
+            scores = scores + mask[first : k.shape[2], : k.shape[2]]
+        return self.join(scores.softmax(dim=-1) @ v)
+
+
 VIOLATING: Violations = {
     "causality": [
         (MeansOfOpenFours, {}),
@@ -1855,6 +1872,8 @@ PASSING_ONE: Passes = [
     ("gradients", AgesOrNone),
     ("padding", MasksContext),
     ("padding", CausalOfThree),
+    ("padding", MaskOfPlaces),
+    ("neutral_mask", MaskOfPlaces),
 ]
 
 
