@@ -229,7 +229,8 @@ def assert_twos_are_of_item(script: Script) -> None:
     script.sizes = replace(usual, q_len=MARKED, k_len=MARKED)
     items = f"torch.arange({usual.batch_size})[:, None]"
     twos = f"1 + (torch.arange({MARKED}) == {items}).long(){script.to_device()}"
-    for argument in {mask.name: None for mask in adapter.masks if mask.axes == "bk"}:
+    of_keys = (mask.name for mask in adapter.masks if mask.axes == "bk")
+    for argument in dict.fromkeys(of_keys):
         script.restart()
         marks = script.assign(argument, twos)
         with script.attempt():  # it may take fewer tokens

@@ -769,8 +769,8 @@ def assert_masks_differ(
     ):
         return  # what has a weight are the delays of a series, for all queries
     is_of_order = adapter.causal or adapter.positions != "none"
-    is_alike = changed == "weights"
-    is_alike &= documented.drops_alike_for_queries(adapter.target)
+    drops_weights = changed == "weights"
+    is_alike = drops_weights and documented.drops_alike_for_queries(adapter.target)
     same = f"torch.allclose({y}[:, 0], {y}[:, 1], atol=1e-4)"
     if is_alike and not is_of_order:
         message = "queries have dropout masks of their own, and are documented to share"

@@ -562,7 +562,7 @@ def assert_chunks_change_nothing(
     adapter, usual = script.adapter, script.sizes
     small, other = SMALL_CHUNKS
     equal = dict.fromkeys(chunks, small)
-    variants = [dict.fromkeys(chunks, size) for size in SMALL_CHUNKS]
+    variants = [equal, dict.fromkeys(chunks, other)]
     variants += [{**equal, name: other} for name in chunks if len(chunks) > 1]
     many, few = CHUNKED_TOKENS, FEWER_TOKENS
     lengths = [(many, many)]
@@ -592,7 +592,7 @@ def assert_chunks_change_nothing(
                     if not seen:
                         return
                     same = f"torch.allclose({whole}, {seen}, atol=1e-4, equal_nan=True)"
-                    is_first = sizes == equal and q_len == k_len and mask is None
+                    is_first = sizes is equal and q_len == k_len and mask is None
                     if is_first and not script.evaluate(same):
                         script.adapter = in_chunks(adapter, sizes, of_call)
                         with named_option(chunks[0], str(small)):

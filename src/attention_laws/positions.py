@@ -27,6 +27,7 @@ from attention_laws.algebra import (
 )
 from attention_laws.calling import order_matters
 from attention_laws.execution import assert_half_is_close
+from attention_laws.images import one_image
 from attention_laws.law import (
     Excused,
     LawViolation,
@@ -1024,11 +1025,9 @@ def distant_positions(script: Script) -> None:
     is_coarse = are_far_positions_coarse(script, lengths)
     is_video = adapter.image.startswith("video")
     if is_video:
-        with script.attempt():  # it may have a table for fewer frames
-            usual = script.adapter
-            script.adapter = replace(usual, video_frames=FAR, image_height=1)
+        # It may have a table for fewer frames.
+        with script.attempt(), one_image(script, (FAR, 1, 1)):
             is_coarse |= are_far_positions_coarse(script, [FAR])
-        script.adapter = usual
     script.sizes = replace(script.sizes, q_len=FAR, k_len=FAR)
     if adapter.positions in ("rotary", "alibi") and not is_video:
         assert_last_weights_differ(script, FAR)  # of a video, frames alone may differ
