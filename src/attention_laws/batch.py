@@ -27,7 +27,8 @@ from attention_laws.algebra import (
     edge_argument,
     tokens_meet,
 )
-from attention_laws.decoding import decode, is_quantized, restart_with_cache
+from attention_laws.cached_calls import restart_with_cache
+from attention_laws.decoding import decode, is_quantized
 from attention_laws.law import LawViolation, ScriptError, law, skip_unless
 from attention_laws.masking import assigned_ids
 from attention_laws.script import CallArguments, Script
@@ -170,6 +171,8 @@ def assert_videos_are_apart(script: Script) -> None:
     ]
     if not counts:
         return
+    if len(adapter.inputs) == 2:
+        assert_frames_see_own_context(script, counts[0])
     if not adapter.image:
         assert_items_of_frames_equal_alone(script, counts[0])
         return
@@ -184,6 +187,29 @@ def assert_videos_are_apart(script: Script) -> None:
         after = script.call(first, **two)
         message = f"{{place}} depends on another video, with `{counts[0]}=2`"
         script.assert_close(before, after, message, b=slice(2, 4))
+    script.sizes = usual
+
+
+def assert_frames_see_own_context(script: Script, count: str) -> None:
+    """If the frames of two videos have two contexts, each video sees its own."""
+    usual, adapter, two = script.sizes, script.adapter, {count: "2"}
+    script.sizes = replace(usual, batch_size=4)
+    with script.attempt():  # it may have a context for each frame
+        script.restart()
+        args = script.make_arguments()
+        context = script.assign(
+            "context", f"{args.inputs[1]}{adapter.index(b=slice(2))}"
+        )
+        both = script.call(replace(args, inputs=(args.inputs[0], context)), **two)
+        for n in range(2):
+            frames = adapter.index(b=slice(2 * n, 2 * n + 2))
+            own = f"{context}{adapter.index(b=slice(n, n + 1))}"
+            pair = (f"{args.inputs[0]}{frames}", own)
+            inputs = tuple(map(script.assign, ("x", "context"), pair))
+            alone = script.call(replace(args, inputs=inputs), **two)
+            expected = script.assign("y", f"{both}{frames}")
+            message = f"{{place}} of a video differs if it is alone, with `{count}=2`"
+            script.assert_close(alone, expected, message)
     script.sizes = usual
 
 
@@ -424,8 +450,8 @@ def own_tensors(script: Script, argument: str) -> Iterator[str]:
         boxes = f"{given}.abs().cumsum(-1)"
         yield script.assign(argument, boxes) if is_box else given
         return
-    if argument in script.adapter.position_args:
-        return  # numbers of positions
+    if argument in script.adapter.position_args or template in names.PAGES_OF_ITEM:
+        return  # numbers of positions or of pages
     # Each token is its own neighbor, so that no row is empty.
     given = f"({given} > 0)"
     if value.shape[-2:].count(script.sizes.k_len) == 2:

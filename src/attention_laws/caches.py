@@ -23,6 +23,11 @@ START_PATTERN = re.compile(r"(start|cache|input)_?pos|^(offset|pos|start)$|past_
 RESET_PATTERN = re.compile(
     r"_?(reset|clear|flush|forget|release|free|evict)(_(?!param|weight|grad)\w+)?"
 )
+# What such a method takes, if it frees the place of one sequence.
+SLOT_PATTERN = re.compile(
+    r"(slot|row|item|seq|request|batch|user|session|beam)(s|_?(ids?|idx|index))?"
+    r"|ind(ex|ices)|idx|i|b"
+)
 # Methods that make a cache.
 METHOD_PATTERN = re.compile(
     r"(?!get_extra_state)"  # of each module
@@ -104,6 +109,27 @@ def reset_methods(target: Any) -> list[str]:
             names.required_by_name(names.parameters_of_method(kind, name)).values()
         )
     ]
+
+
+def freeing_methods(target: Any) -> list[str]:
+    r"""Calls of the methods that free the slot of one sequence, which is number 1.
+
+    >>> class Attention:
+    ...     def free(self, slots): ...
+    ...     def evict(self, slot: int): ...
+    ...     def release(self, count): ...
+    >>> freeing_methods(Attention)
+    ['evict(1)', 'free(torch.tensor([1]))']
+    """
+    calls = []
+    for name in filter(RESET_PATTERN.fullmatch, dir(target)):
+        if not inspect.isfunction(getattr(target, name)):
+            continue  # as those of a dict are
+        parameters = names.parameters_of_method(target, name)
+        if len(parameters) == 1 and SLOT_PATTERN.fullmatch(parameters[0].name):
+            is_int = parameters[0].annotation in (int, "int")
+            calls.append(f"{name}({'1' if is_int else 'torch.tensor([1])'})")
+    return calls
 
 
 def cache_size(name: str) -> str:

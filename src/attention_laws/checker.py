@@ -35,6 +35,7 @@ from attention_laws import (
     algebra,
     batch,
     blocks,
+    configs,
     decoding,
     dropout,
     execution,
@@ -66,9 +67,18 @@ from attention_laws.law import (
     first_line,
 )
 from attention_laws.names import argument_values, required_by_name
-from attention_laws.one_query import over_queries, takes_one_query
+from attention_laws.one_query import (
+    over_queries,
+    over_steps,
+    takes_one_query,
+    takes_steps,
+)
 from attention_laws.pages import over_pages, takes_pages
-from attention_laws.prepared import prepare_method, with_memory
+from attention_laws.prepared import (
+    prepare_method,
+    takers_of_memory,
+    with_memory,
+)
 from attention_laws.script import CallArguments, Script
 
 # All laws by name, in the order in which they run and are shown.
@@ -514,6 +524,32 @@ def infer_with_memory(
         raise
 
 
+def with_prepared_memory(
+    attention: Any, name: str, imports: str, options: Options, adapter: Adapter
+) -> list[Adapter]:
+    """Adapters of an attention to a context that takes what a method makes of it, too.
+
+    Without a mask, both have the same outputs.
+    """
+    if adapter.single_input or not (method := prepare_method(attention)):
+        return []
+    found = []
+    for taker in takers_of_memory(attention, method):
+        prepared = with_memory(attention, method, taker)
+        lines = "from attention_laws.prepared import with_memory\n\n"
+        lines += f"prepared = with_memory({name}, {method!r}, {taker!r})\n"
+        with suppress(CallError, ScriptError):
+            each = infer_adapter(prepared, "prepared", f"{imports}\n{lines}", options)
+            each = replace(each, masks=adapter.masks)
+            script = Script(each, Sizes(2, 4, 5, each.heads, each.d_k))
+            script.restart()
+            args = script.make_arguments()
+            both = script.call(args), script.call(args, function="attention.unprepared")
+            if script.evaluate(f"torch.allclose({', '.join(both)}, atol=1e-4)"):
+                found.append(each)
+    return found
+
+
 def kinds_of(attention: Any, options: Options) -> list[Options]:
     """Options with which it is built as self-attention, or as one to a context."""
     return [
@@ -524,14 +560,15 @@ def kinds_of(attention: Any, options: Options) -> list[Options]:
 
 
 def with_context_cache(
-    attention: Any, name: str, imports: str, options: Options
+    attention: Any, name: str, imports: str, options: Options, adapter: Adapter
 ) -> list[Adapter]:
-    """Adapters of the kinds that keep what they project of a context."""
-    found = []
+    """Adapters that keep what they project of a context, or take what a method does."""
+    kinds = []
     for each in kinds_of(attention, options):
         with suppress(CallError):
-            found.append(infer_adapter(attention, name, imports, each))
-    return [adapter for adapter in found if adapter.context_cache]
+            kinds.append(infer_adapter(attention, name, imports, each))
+    prepared = with_prepared_memory(attention, name, imports, options, adapter)
+    return [*(kind for kind in kinds if kind.context_cache), *prepared]
 
 
 def with_weights(
@@ -784,7 +821,7 @@ def build_by_function(function: Any, stated: Options) -> tuple[nn.Module, str] |
     for name, is_required in required.items():
         if name in given:
             continue
-        config = names.config_source(function, parameters[name])
+        config = configs.config_source(function, parameters[name])
         if config is not None and (is_required or name == "config"):
             given[name] = config[0].format(**sizes)
             namespace |= config[1]
@@ -838,6 +875,8 @@ def wrapper_of(attention: Any) -> Callable[[Any], Any] | None:
     """What makes attention to sequences of a function that decodes, if it is one."""
     if takes_pages(attention):
         return over_pages
+    if takes_steps(attention):
+        return over_steps
     return over_queries if takes_one_query(attention) else None
 
 
@@ -945,12 +984,12 @@ def check(
                 detail = "strict: runs with `only`"
                 results.append(LawResult(law, "not applicable", detail))
             else:
-                insist, each_of = law.name in only, adapters
+                insist, each_of = law.name in only, [*adapters]
                 if law is decoding.incremental_decoding:
-                    each_of = [*adapters, *with_context_cache(*given)]
+                    each_of += with_context_cache(*given, adapter)
                 elif law.name in LAWS_OF_WEIGHTS and not adapter.weights_source:
                     returning = with_weights(*given) if returning is None else returning
-                    each_of = [*adapters, *returning]
+                    each_of += returning
                 found = [
                     check_law(law, each, stated, thorough, insist) for each in each_of
                 ]

@@ -23,6 +23,12 @@ from torch import Tensor, nn
 
 from attention_laws import caches, documented, names, structure
 from attention_laws.adapter import Adapter, MaskArgument, without_future
+from attention_laws.cached_calls import (
+    call_with_cache,
+    empty_cache,
+    restart_with_cache,
+    takes_in_steps,
+)
 from attention_laws.law import (
     LawViolation,
     NotApplicable,
@@ -31,7 +37,7 @@ from attention_laws.law import (
     skip_unless,
 )
 from attention_laws.positions import FAR, ratio_tolerance
-from attention_laws.prepared import is_prepared
+from attention_laws.prepared import is_prepared, takes_memory_too
 from attention_laws.rounding import rounds_with_buffers
 from attention_laws.script import (
     DTYPES_DIFFER,
@@ -209,6 +215,8 @@ def decode_in_all_ways(script: Script) -> None:
     decode_with_padding(script)
     reorder_cache(script)
     decode_in_turns(script)
+    decode_in_slots(script)
+    decode_in_freed_slot(script)
     assert_sequence_begins_anew(script)
     assert_reset_forgets_context(script)
     decode_after_rejection(script)
@@ -505,10 +513,20 @@ def assert_prepared_memory_is_kept(script: Script) -> None:
         again = call_again(script, args)
         message = "{place} differs in a second call with the same memory"
         script.assert_close(first, again, message)
-        methods = reorder_methods(script.namespace["attention"])
-        if batch_size < 2 or not methods or "b" not in script.adapter.layout:
+        if takes_memory_too(script.adapter.target):
+            message = "{place} differs if the memory is given and not prepared"
+            usual = script.call(args, function="attention.unprepared")
+            script.assert_close(usual, first, message)
+        returned = script.evaluate("attention.prepared")
+        owners = [script.namespace["attention"], *returned.values()]
+        is_reordered = any(map(reorder_methods, owners))
+        if batch_size < 2 or not is_reordered or "b" not in script.adapter.layout:
             continue
-        flip_cache(script, "", "")  # the module stores it
+        for argument in returned:
+            cache = f"attention.prepared[{argument!r}]"
+            script.exec_line(f"{cache} = {flip_cache(script, cache, argument)}")
+        if not returned:
+            flip_cache(script, "", "")  # the module stores it
         other = flip_arguments(script, args, allowed, mask)
         moved = call_again(script, other)
         message = "{place} differs if the batch items of the memory are reordered"
@@ -835,6 +853,83 @@ def decode_in_turns(script: Script) -> None:
             script.assert_close(whole, script.concatenate(start, rest), message)
 
 
+def decode_in_slots(script: Script) -> None:
+    """Sequences in slots of a stored cache have other lengths, and free their slots.
+
+    The first one has two tokens when the second begins. When its slot is free, it
+    begins anew, and the second one continues.
+    """
+    adapter, length = script.adapter, script.sizes.k_len
+    slots = [n for n, t in adapter.extra_args.items() if t == names.SLOT_OF_ITEM]
+    if adapter.cache != ("", "") or adapter.cache_args or not slots or length < 4:
+        return
+    script.sizes = replace(script.sizes, batch_size=2)
+    restart_with_cache(script)
+    args, other = (
+        script.make_arguments(script.all_allowed(length, length)) for _ in range(2)
+    )
+    whole, again = script.call(args), script.call(other)
+    empty_cache(script)
+
+    def call(first: str, second: str, outputs: Sequence[str]) -> None:
+        """Call it with some tokens of the first, and some of the second sequence."""
+        tokens = script.assign("tokens", f"torch.cat([{first}, {second}])")
+        given = {slots[0]: f"torch.tensor([1, 0]){script.to_device()}"}
+        source = script.argument_source(replace(args, inputs=(tokens,)), **given)
+        seen = script.assign_output(f"attention({source})", args)
+        expected = script.assign("y", f"torch.cat([{', '.join(outputs)}])")
+        message = "{place} differs if the sequences in its slots have other lengths"
+        script.assert_close(expected, seen, message)
+
+    def part(item: int, start: int, stop: int) -> str:
+        return adapter.index(b=slice(item, item + 1), l=slice(start, stop))
+
+    (x,), (z,) = args.inputs, other.inputs
+    early = script.assign("tokens", f"{x}{part(0, 0, 2)}")
+    given = {slots[0]: f"torch.tensor([1]){script.to_device()}"}
+    source = script.argument_source(replace(args, inputs=(early,)), **given)
+    script.exec_line(f"attention({source})")
+    rest, start = part(0, 2, length), part(1, 0, length - 2)
+    call(f"{x}{rest}", f"{x}{start}", (f"{whole}{rest}", f"{whole}{start}"))
+    for method in caches.freeing_methods(adapter.target):
+        with script.attempt():  # it may want something else
+            script.exec_line(f"attention.{method}")
+            one, last = part(0, 0, 1), part(1, length - 2, length - 1)
+            call(f"{z}{one}", f"{x}{last}", (f"{again}{one}", f"{whole}{last}"))
+            return
+
+
+def decode_in_freed_slot(script: Script) -> None:
+    """A sequence begins in the slot of another one, which a cache object has freed."""
+    adapter, usual = script.adapter, script.sizes
+    assert adapter.cache is not None
+    if not adapter.cache[0] or adapter.cache_args or not adapter.single_input:
+        return
+    length = min(usual.k_len, 5)
+    script.sizes = replace(usual, batch_size=2, q_len=length, k_len=length)
+    restart_with_cache(script)
+    args, other = script.make_arguments(), script.make_arguments()
+    outputs = script.call(args), script.call(other)
+    cache = empty_cache(script)
+    methods = caches.freeing_methods(type(script.evaluate(cache)))
+    first, last = ({"l": slice(n, n + 1)} for n in (0, length - 1))
+    parts = adapter.index(b=slice(1), **last), adapter.index(b=slice(1, 2), **first)
+    for method in methods[:1] if length > 1 else ():
+        with script.attempt():  # it may want something else
+            _past, cache = call_with_cache(script, args, 0, length - 1, cache)
+            script.exec_line(f"{cache}.{method}")
+            tokens, expected = (
+                f"torch.cat([{one}{parts[0]}, {two}{parts[1]}])"
+                for one, two in ((args.inputs[0], other.inputs[0]), outputs)
+            )
+            tokens = script.assign("tokens", tokens)
+            new = replace(args, inputs=(tokens,))
+            seen, _cache = call_with_cache(script, new, 0, 1, cache)
+            message = f"{{place}} differs if a sequence begins after `{method}`"
+            script.assert_close(script.assign("y", expected), seen, message)
+    script.sizes = usual
+
+
 def assert_sequence_begins_anew(script: Script) -> None:
     """At position 0, a stored cache holds nothing of a sequence that was longer."""
     adapter, length = script.adapter, script.sizes.k_len
@@ -1073,103 +1168,6 @@ def decode_padded_pieces(
                     message += ", and without a mask then"
                     script.assert_close(joined, without, message, l=queries)
                 break
-
-
-def restart_with_cache(script: Script, mode: str = "eval") -> None:
-    """Restart, and keep a copy of a module that stores its cache.
-
-    In evaluation, a path of its own for a cache must not drop anything either.
-    """
-    script.restart(mode, dropout=0.0 if mode == "train" else 0.5)
-    if script.adapter.cache == ("", ""):
-        script.exec_line("unused = copy.deepcopy(attention)")
-
-
-def empty_cache(script: Script) -> str:
-    """What the first call gets as its cache; a module that stores it begins anew.
-
-    Such a module may have a method that has to be called before.
-    """
-    if script.adapter.cache == ("", ""):
-        script.exec_line("attention = copy.deepcopy(unused)")
-    sizes = script.adapter.named_sizes(script.sizes)
-    given = {"dtype": script.dtype, "device": repr(script.device)}
-    text = script.adapter.empty_cache.format(**sizes, **given)
-    if script.adapter.cache == ("", "") and text != "None":
-        script.exec_line(text)
-        text = "None"
-    return text if text == "None" else script.assign("cache", text)
-
-
-def cache_arguments(script: Script, start: int, stop: int) -> dict[str, str]:
-    """The arguments beside the cache, for the tokens from `start` to `stop`."""
-    return {
-        name: text.format(start=start, stop=stop, device=script.to_device())
-        for name, text in script.adapter.cache_args.items()
-    }
-
-
-def call_with_cache(
-    script: Script,
-    args: CallArguments,
-    start: int,
-    count: int,
-    cache: str,
-    mask: MaskArgument | None = None,
-    only_new: bool = False,
-) -> tuple[str, str]:
-    """Compute `count` tokens from `start` on; return the output and the new cache.
-
-    The mask is for all keys so far, or for those of this call only.
-    """
-    adapter = script.adapter
-    assert adapter.cache is not None
-    single_from = adapter.single_from
-    if single_from is not None and start >= single_from and count > 1:
-        outputs = []
-        for place in range(start, start + count):
-            output, cache = call_with_cache(
-                script, args, place, 1, cache, mask, only_new
-            )
-            outputs.append(output)
-        return script.concatenate(*outputs), cache
-    argument, cache_index = adapter.cache
-    stop = start + count
-    index = adapter.index(l=slice(start, stop))
-    inputs = tuple(script.assign(name, f"{name}{index}") for name in args.inputs)
-    allowed = script.all_allowed(count, stop)
-    if mask is not None:
-        allowed = args.allowed[start:stop, start * only_new : stop]
-    more = cache_arguments(script, start, stop)
-    if argument:
-        more[argument] = cache
-    encoded = script.encode_mask(allowed, mask)
-    method = f".{adapter.decode_method}" if adapter.decode_method else ""
-    if adapter.prompted and not start:
-        method = ""
-    elif mask and not takes_in_steps(adapter, mask):
-        encoded = None  # the padding so far is in the cache
-    source = script.argument_source(
-        CallArguments(inputs, encoded, allowed), start, **more
-    )
-    usual, script.context = script.context, script.context or adapter.cache_context
-    try:
-        result = script.assign("result", f"attention{method}({source})")
-    finally:
-        script.context = usual
-    found = find_output(script.namespace[result], script.evaluate(inputs[0]), adapter)
-    output = script.assign("y", f"{result}{found or ''}")
-    if cache_index:
-        cache = script.assign("cache", f"{result}{cache_index}")
-    return output, cache
-
-
-def takes_in_steps(adapter: Adapter, mask: MaskArgument) -> bool:
-    """Whether the calls behind a prompt take a mask, too."""
-    if not adapter.prompted:
-        return True
-    parameters = names.parameters_of_method(adapter.target, adapter.decode_method)
-    return mask.name in {p.name for p in parameters}
 
 
 def reorder_cache(script: Script) -> None:

@@ -178,8 +178,12 @@ def documentation(target: Any) -> list[str]:
 
 
 def in_one_line(texts: Iterable[str]) -> str:
-    """The words of the texts, so that a pattern finds what a line break divides."""
-    return " ".join(" ".join(texts).split())
+    """The words of the texts, so that a pattern finds what a line break divides.
+
+    Nor does an abbreviation end a sentence.
+    """
+    words = " ".join(" ".join(texts).split())
+    return re.sub(r"\b(i|e)\.(e|g)\.", r"\1\2", words)
 
 
 def integers(target: Any) -> set[str]:
@@ -515,8 +519,9 @@ def precedes(target: Any, argument: str) -> bool:
     >>> precedes(attend, "memory"), precedes(attend, "state")
     (True, False)
     """
+    left = r"left of|(to|on) (the|its) left"
     return says_of(
-        target, argument, r"\b(before|preceding|previous|earlier|left of|to the left)\b"
+        target, f"{argument}d?", rf"\b(before|preceding|previous|earlier|{left})\b"
     )
 
 
@@ -687,6 +692,7 @@ def drops_alike_for_queries(target: Any) -> bool:
     """
     same = (
         r"(dropped|hidden),? (alike )?(for|from) (all|each|every)|locked (over|across)"
+        r"|(do|does|is|are) (not depend|independent) (on|of)"
     )
     return says(target, rf"\b({same}) (of )?(the )?quer(y|ies)\b")
 
@@ -733,7 +739,7 @@ def place_of_dropout(target: Any) -> str:
     used = r"used to compute the weighted (average|sum)|multipl(y|ied) the values"
     used += r"|(were|are) applied to (the )?values"
     mixed = r"(mixed|multiplied|weighted|averaged|summed|combined)"
-    used += rf"|values (are|were) {mixed} (with|by)|one with dropout"
+    used += rf"|values (are|were|have been) {mixed} (with|by)|one with dropout"
     used += r"|by which the values (are|were) (multiplied|weighted)"
     used += r"|dropout (and[\w ]* )?included|actually (used|applied)"
     used += rf"|(with|by) which (the )?\w+( of \w+ \w+)? were {mixed}"
@@ -846,7 +852,17 @@ def clears_empty_rows(target: Any) -> bool:
     >>> def attend_some(x, mask): "Returns (b, d); zeros for items without any key."
     >>> clears_empty_rows(attend_left), clears_empty_rows(attend_some)
     (True, True)
+
+    It says nothing of rows that there are not.
+
+    >>> def attend_one(x, n): "n: at least 1 frame. Outputs at padded frames are zero."
+    >>> clears_empty_rows(attend_one)
+    False
     """
+    part = r"\b(valid|lengths?|keys?|tokens?|frames?|nodes?|items?|rows?)\b"
+    least = r"(\bat least|>=|≥) *(1|one)\b"
+    if says(target, rf"{part}[^.;]*{least}|{least}[^.;]*{part}"):
+        return False
     empty = r"\b(without|no|sees? none|empty|fully.masked|all masked)\b"
     zero = r"\b(gets?|gives?|is|are|have|has|returns?)\b[^.:;]*\bzero(s|ed)?\b"
     row = (

@@ -27,6 +27,7 @@ from attention_laws.law import (
     skip_unless,
 )
 from attention_laws.order import all_reach_last
+from attention_laws.rates import place_of, probabilities, rates_of
 from attention_laws.script import CallArguments, Script
 from attention_laws.source import source_of
 from attention_laws.tools import (
@@ -35,8 +36,6 @@ from attention_laws.tools import (
     WeightsRecorder,
     are_on_a_line,
     last_activation,
-    place_of,
-    probabilities,
 )
 
 # Copies of one sequence, of which each has a dropout mask of its own. There are fewer
@@ -350,7 +349,8 @@ def assert_dropout_is_fair(script: Script, place: str) -> str:
                 )
                 changed = "weights" if rank <= script.sizes.heads else "output"
                 if not (is_of_part(script, place) or is_before_scores(script, place)):
-                    assert_masks_differ(script, args, many, y, changed)
+                    is_alike = changed == "weights" and drops_alike(script, place)
+                    assert_masks_differ(script, args, many, y, is_alike)
                 return changed
             elif script.sizes.heads > 1:
                 assert_as_many_directions(script, y)
@@ -554,6 +554,18 @@ def is_before_scores(script: Script, place: str) -> bool:
     return is_named or bool(roles & {"query", "key", "fused"})
 
 
+def drops_alike(script: Script, place: str) -> bool:
+    """Whether a dropout is documented to be the same for all queries.
+
+    That is in the documentation of the attention, or of the part that drops.
+    """
+    rates = rates_of(script.evaluate("attention"))
+    kinds = {type(part) for found, part, _ in rates if found == place}
+    of_users = (kind for kind in kinds if not kind.__module__.startswith("torch"))
+    documents = {script.adapter.target, *of_users}
+    return any(map(documented.drops_alike_for_queries, documents))
+
+
 def is_of_part(script: Script, place: str) -> bool:
     """Whether a dropout drops a whole part, such as a head, by its name."""
     found = [place, *names_at(script, place)]
@@ -750,9 +762,11 @@ def is_normalized(script: Script, call: str) -> bool:
 
 
 def assert_masks_differ(
-    script: Script, args: CallArguments, many: CallArguments, y: str, changed: str
+    script: Script, args: CallArguments, many: CallArguments, y: str, is_alike: bool
 ) -> None:
     """Queries, heads and keys have dropout masks of their own.
+
+    Queries share them if `is_alike`, as documented.
 
     All tokens are equal, so that outputs differ by the dropout masks only. With
     $n$ keys and $h$ heads, the counts of remaining keys allow $(n + 1)^h$ outcomes.
@@ -769,8 +783,6 @@ def assert_masks_differ(
     ):
         return  # what has a weight are the delays of a series, for all queries
     is_of_order = adapter.causal or adapter.positions != "none"
-    drops_weights = changed == "weights"
-    is_alike = drops_weights and documented.drops_alike_for_queries(adapter.target)
     same = f"torch.allclose({y}[:, 0], {y}[:, 1], atol=1e-4)"
     if is_alike and not is_of_order:
         message = "queries have dropout masks of their own, and are documented to share"

@@ -1028,7 +1028,11 @@ def is_cache(name: str, buffer: Tensor, script: Script) -> bool:
     """Whether a buffer is a cache by its name, or by its shape.
 
     Keys and values have three axes or more, of which the last is the width of a head.
+    With a cache that the module stores, so are tokens, and integers are lengths and
+    positions in it.
     """
+    if script.adapter.cache == ("", ""):
+        return not buffer.is_floating_point() or buffer.dim() > 2
     is_named = re.search(r"cache|past|buf|mem|prev|hist|state", name) is not None
     is_wide = buffer.dim() > 2 and buffer.shape[-1] == script.sizes.d_k
     return is_named or (is_wide and buffer.is_floating_point())

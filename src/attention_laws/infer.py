@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from attention_laws import caches, documented, names, structure
+from attention_laws import caches, configs, documented, names, structure
 from attention_laws.adapter import (
     LAYOUTS,
     Adapter,
@@ -426,9 +426,9 @@ def init_argument(
         given = names.needed_default(parameter, value)
     if required and not given:
         given = names.first_choice(source_of(target), name)
-    is_config = name == "config" or names.is_plain_config(parameter.default)
+    is_config = name == "config" or configs.is_plain_config(parameter.default)
     if not given and (required or is_config):
-        config = names.config_source(target, parameter)
+        config = configs.config_source(target, parameter)
         if config is not None:
             return small_config(*config) if takes_ids(target) else config
     if required and not given:
@@ -1301,7 +1301,8 @@ def infer_module_behavior(probe: CallProbe) -> None:
     # A name such as `rope_factor` may be of a scale alone.
     if adapter.positions == "none" and are_tokens_a_set(*call):
         designs.pop("positions", None)
-    is_wrapped = hasattr(type(module).forward, "__wrapped__")
+    forwards = (vars(kind).get("forward") for kind in type(module).__mro__)
+    is_wrapped = any(hasattr(each, "__wrapped__") for each in forwards)
     if is_wrapped and not output_of(call).requires_grad:
         designs["inference"] = "no_grad"
     probe.update(projections=projections, softcap=softcap, designs=designs)

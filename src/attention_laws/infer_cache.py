@@ -20,15 +20,17 @@ from torch import Tensor
 
 from attention_laws import caches, documented, names
 from attention_laws.adapter import Adapter, Options, Sizes
-from attention_laws.calling import CallProbe, count_own_keys, output_of
-from attention_laws.decoding import (
-    assert_equal_after_memory,
+from attention_laws.cached_calls import (
     cache_arguments,
     call_with_cache,
     empty_cache,
+    restart_with_cache,
+)
+from attention_laws.calling import CallProbe, count_own_keys, output_of
+from attention_laws.decoding import (
+    assert_equal_after_memory,
     owned_tensors,
     pieces_agree,
-    restart_with_cache,
 )
 from attention_laws.law import LawViolation, ScriptError
 from attention_laws.script import (

@@ -9,14 +9,11 @@ Source: the names used on the pages under *Other implementations*, in
 and in the usual tutorials.
 """
 
-import dataclasses
 import inspect
 import math
 import re
 import sys
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
-from types import SimpleNamespace
 from typing import Any
 
 from attention_laws.source import source_of
@@ -46,7 +43,7 @@ ARGUMENT_NAMES = {
     "{d_k}": "d_k head_dim d_head dim_head dim_heads head_size d_v d_kv d_q dim_k "
     "dim_v query_pre_attn_scalar head_dimension dim_per_head hidden_size_per_head "
     "head_width",
-    "320": "context_length block_size max_len max_length max_seq_len seq_len "
+    "320": "context_length block_size max_len max_length max_seq_len seq_len n_pages "
     "n_positions max_position_embeddings max_seq_length n_ctx ctx_len max_positions "
     "seq_length max_length_seq sequence_length max_sequence_length tgt_len mem_len "
     "max_position original_max_position_embeddings max_pos max_context max_tokens "
@@ -198,7 +195,8 @@ WIDTH_PATTERN = re.compile(
     re.IGNORECASE,
 )
 OPTIONAL_WIDTH_PATTERN = re.compile(
-    r"dim$|(^|_)(width|channels?|features?|feats?|hiddens?|units|size|embed|emb|model)$",
+    r"dim$|(^|_)(width|channels?|features?|feats?|hiddens?|units|embed|emb|model"
+    r"|(?<!kernel_)size)$",
     re.IGNORECASE,
 )
 # Those of a context, also where their defaults differ from the width.
@@ -242,6 +240,12 @@ WEIGHT_PATTERN = re.compile("|".join([*WEIGHT_SHAPES, "params", "weights"]), re.
 PER_ITEM = "torch.ones({batch_size}, {d_model})"
 ONE_BAG = "(0 * torch.arange({length})){device}"
 PARENTS_PATTERN = re.compile(r"(\w+_)?parents?(_(ids?|idx|ind(ex|ices)))?")
+# Of a pool of pages, each item has a part.
+PAGES_OF_ITEM = [
+    f"torch.arange({pages})[:{{batch_size}} * ({pages} // {{batch_size}})]"
+    ".unflatten(0, ({batch_size}, -1)).flip(0){device}"
+    for pages in (320, 128, 64)
+]
 EXTRA_ARGUMENTS = {
     # The first token stands for the only image.
     r"(media|image|img|visual)_(locations?|markers?|marks)": (
@@ -302,6 +306,7 @@ EXTRA_ARGUMENTS = {
         "torch.zeros_like({query})",
         PER_ITEM,
     ],
+    r"(page|block)_(tables?|ids|ind(ex|ices)|map(ping)?)|pages": PAGES_OF_ITEM,
     r"senders?": ["torch.cartesian_prod(*[torch.arange({length})] * 2).T[0]"],
     r"receivers?": ["torch.cartesian_prod(*[torch.arange({length})] * 2).T[1]"],
     r"edge_index": ["torch.cartesian_prod(*[torch.arange({length})] * 2).T"],
@@ -323,6 +328,13 @@ EXTRA_ARGUMENTS = {
     r"(proj(ected)?|processed|precomputed)_\w+": ["{query}"],
     CACHE_PATTERN.pattern: ["{{}}", ""],
 }
+# The places that a server has for its sequences, and which each item has.
+SLOT_PATTERN = re.compile(
+    r"((cache|kv)_?)?slots?(_(ids?|idx|ind(ex|ices)|mapping))?|slot_of_\w+"
+    r"|(beam|cache|conversation|req(uest)?|row|seq(uence)?|session|stream|user)s?"
+    r"_(ids?|idx|ind(ex|ices))"
+)
+SLOT_OF_ITEM = "torch.arange({batch_size}).flip(0){device}"
 UNKNOWN_ARGUMENT = [
     PER_ITEM,
     "torch.zeros_like({query})",
@@ -358,7 +370,9 @@ GLOBAL_PATTERN = re.compile("global_(att|mask|token)|is_global")
 # What has one meaning: the keys that are padding.
 KEY_PADDING_PATTERN = re.compile(r"(^|_)key_padding_mask$", re.IGNORECASE)
 # Optional arguments that hide some keys from some queries, but are no masks.
-OTHER_PATTERN = re.compile(r"mask|(^|_)ids?$|seg|doc|group|cache|past|mem|state|out")
+OTHER_PATTERN = re.compile(
+    r"mask|(^|_)ids?$|seg|doc|group|prior|cache|past|mem|state|out"
+)
 CAUSAL_PATTERN = re.compile(r"^(is_)?causal$")
 
 
@@ -605,7 +619,8 @@ def tied_widths(
     context. If the width has no known name, it is the first such argument. With `tie`,
     all widths are the same. The width within a feed-forward network is made small.
 
-    >>> def build(dim=64, heads=4, text_dim=48, out_size=64, vocab_size=64): ...
+    >>> from types import SimpleNamespace
+    >>> def build(dim=64, heads=4, text_dim=48, out_size=64, kernel_size=64): ...
     >>> parameters = inspect.signature(build).parameters
     >>> values = argument_values(required_by_name(parameters.values()))
     >>> tied_widths(parameters, values, SimpleNamespace(d_model=None, init_args={}))
@@ -1062,9 +1077,11 @@ def extra_templates(name: str, annotation: Any) -> list[str]:
     kinds = {int: "1", float: "1.0", bool: "False"}
     if annotation in kinds:
         return [kinds[annotation]]
-    if INTEGERS_PATTERN.search(name):
+    if INTEGERS_PATTERN.search(name) and not SLOT_PATTERN.fullmatch(name):
         return ["", "torch.ones({batch_size}, {length}, dtype=torch.int64){device}"]
-    return ["", *(f"{text}{{dtype}}" for text in UNKNOWN_ARGUMENT), *UNKNOWN_PAIRS]
+    slots = [SLOT_OF_ITEM] if SLOT_PATTERN.fullmatch(name) else []
+    unknown = (f"{text}{{dtype}}" for text in UNKNOWN_ARGUMENT)
+    return [*slots, "", *unknown, *UNKNOWN_PAIRS]
 
 
 def weight_templates(name: str) -> list[str]:
@@ -1086,177 +1103,6 @@ def memory_arguments(target: Any) -> list[str]:
     ]
 
 
-def config_source(
-    target: Any, parameter: inspect.Parameter
-) -> tuple[str, dict[str, Any]] | None:
-    """Source text for a config object, and the class that it names.
-
-    The class is that of the annotation, or one of the file whose fields the code reads.
-    Without a class it is a namespace or a dict of the names that the source of the
-    module reads. None where the argument is not a config.
-    """
-    config = find_config_class(target, parameter)
-    is_config = CONFIG_PATTERN.search(short_name(target, parameter)) or (
-        dataclasses.is_dataclass(config)
-        and parameter.annotation in (config, config.__name__)
-    )
-    if not is_config:
-        return None
-    fields, keys, optional = names_in_config(target, parameter)
-    is_dict = keys and parameter.annotation is parameter.empty
-    read = dict.fromkeys(n for n in keys or fields if value_of(n) or n not in optional)
-    if config is not None and not is_dict:
-        sizes = config_sizes(config, [*read])
-        text = ", ".join(f"{n}={value}" for n, value in sizes.items())
-        return f"{config.__name__}({text})", {config.__name__: config}
-    values = {
-        n: value_of(n) or default_in_config(parameter, n) or guess_value(n, target)
-        for n in read
-    }
-    if keys:
-        text = ", ".join(f'"{n}": {value}' for n, value in values.items())
-        return f"{{{{{text}}}}}", {}
-    if not fields:
-        return None
-    text = ", ".join(f"{n}={value}" for n, value in values.items())
-    return f"SimpleNamespace({text})", {"SimpleNamespace": SimpleNamespace}
-
-
-def is_plain_config(value: Any) -> bool:
-    r"""Whether a default is a dataclass that was built without arguments.
-
-    >>> @dataclasses.dataclass
-    ... class ModelArgs:
-    ...     heads: int = 4
-    >>> is_plain_config(ModelArgs()), is_plain_config(ModelArgs(heads=2))
-    (True, False)
-    """
-    if not dataclasses.is_dataclass(value) or isinstance(value, type):
-        return False
-    with suppress(TypeError):  # it requires arguments
-        return bool(type(value)() == value)
-    return False
-
-
-def short_name(target: Any, parameter: inspect.Parameter) -> str:
-    """The name of an argument within its class, where `__config` is private.
-
-    Outside, that is `_Attention__config`.
-    """
-    return parameter.name.removeprefix(f"_{target.__name__.lstrip('_')}")
-
-
-def names_in_config(
-    target: Any, parameter: inspect.Parameter, outer: tuple[type, ...] = ()
-) -> tuple[list[str], list[str], list[str]]:
-    """The fields and keys that the code reads from a config, and those with a default.
-
-    The config may be stored, have a shorter name in the function, or be passed on as
-    the first argument of other classes of the file, but those that are `outer`.
-    """
-    source, short = source_of(target), short_name(target, parameter)
-    stored = rf"((?:self\.)?\w+)(?::[^=\n]+)? = {short}(?:;|$)"
-    called = [short, *re.findall(stored, source, re.MULTILINE)]
-    name = f"(?:{'|'.join(map(re.escape, called))})"
-    fields = re.findall(rf"\b{name}\.(\w+)", source)
-    fields += re.findall(rf"getattr\({name}, \"(\w+)\"", source)
-    keys = re.findall(rf"\b{name}(?:\[|\.get\()[\"'](\w+)[\"']", source)
-    has_default = rf"(?:{name}\.get\(|(?:get|has)attr\({name}, )[\"'](\w+)[\"'][,)]"
-    found = fields, keys, re.findall(has_default, source)
-    scope = vars(sys.modules.get(target.__module__, inspect))
-    for called in dict.fromkeys(re.findall(rf"\b(\w+)\({name}[,)]", source)):
-        part = scope.get(called)
-        is_own = getattr(part, "__module__", "") == target.__module__
-        if isinstance(part, type) and is_own and part not in (target, *outer):
-            first = next(iter(inspect.signature(part).parameters.values()))
-            inner = names_in_config(part, first, (target, *outer))
-            for names, more in zip(found, inner, strict=True):
-                names += more
-    return found
-
-
-def config_sizes(config: type, read: list[str]) -> dict[str, str]:
-    r"""The sizes and other values with which a config of this class is built.
-
-    `read` are the fields that the code of the attention reads.
-
-    >>> def config(channels=32, num_heads=4, context_dim=24): ...
-    >>> config_sizes(config, ["channels", "num_heads"])
-    {'channels': '{d_model}', 'num_heads': '{heads}', 'context_dim': '{d_model}'}
-    """
-    accepted = inspect.signature(config).parameters
-    is_of_transformers = hasattr(config, "attribute_map")
-    sizes = {
-        n: value_of(n)
-        for n in [*accepted, *read]
-        if re.match("{(?!window)", value_of(n))
-        and (n != "head_dim" or is_number(accepted.get(n)))
-        and (n in accepted or is_of_transformers)
-        and not is_sequence(accepted.get(n))
-    }
-    # Keys and values have widths of their own, too.
-    contexts = filter(re.compile("context|ctx|enc|cross|source|src").search, accepted)
-    for n in filter(CONTEXT_WIDTH_PATTERN.fullmatch, contexts):
-        if n not in sizes and is_number(accepted[n]) and WIDTH_PATTERN.search(n):
-            sizes[n] = "{d_model}"
-    for n, field in accepted.items():
-        is_one = field.kind not in (field.VAR_POSITIONAL, field.VAR_KEYWORD)
-        if is_one and field.default is field.empty and n not in sizes:
-            guess = GUESSED_TYPES.get(field.annotation, "None")
-            sizes[n] = value_of(n) or guessed_value(n) or guess
-    if is_of_transformers:
-        sizes["attn_implementation"] = '"eager"'
-    return sizes
-
-
-def is_number(parameter: inspect.Parameter | None) -> bool:
-    """Whether a parameter exists, and has a number as its default."""
-    return parameter is not None and isinstance(parameter.default, int)
-
-
-def is_sequence(parameter: inspect.Parameter | None) -> bool:
-    """Whether a parameter has several numbers as its default, one for each stage."""
-    return parameter is not None and isinstance(parameter.default, list | tuple)
-
-
-def find_config_class(target: Any, parameter: inspect.Parameter) -> type | None:
-    """The class of a config: the annotation, or the one that its file has for it.
-
-    That is the only config class that the file defines, or an imported one whose name
-    begins as that of the target, such as `T5Config` for `T5Attention`. A model of
-    several parts has a config of configs, and one for each part: another class is
-    chosen if it has more of the fields that the code reads.
-    """
-    # What was executed without an import is of no module.
-    module = sys.modules.get(target.__module__)
-    scope = vars(module) if module else {}
-    annotation = parameter.annotation
-    if isinstance(annotation, str):
-        annotation = scope.get(annotation.split("|")[0].strip(" \"'"))
-    configs = {
-        match[1]: value
-        for name, value in scope.items()
-        if isinstance(value, type)
-        and (match := re.match(r"(\w*?)_?(Config|Cfg|Args|Params)$", name))
-    }
-    own = [c for c in configs.values() if c.__module__ == target.__module__]
-    stems = [stem for stem in configs if stem and target.__name__.startswith(stem)]
-    annotated = [
-        each
-        for each in (annotation, *getattr(annotation, "__args__", ()))
-        if isinstance(each, type)
-        and each.__module__ not in ("builtins", "typing", "inspect")
-    ]
-    likely = [*annotated[:1], *(own if len(own) == 1 else ())]
-    likely += [configs[max(stems, key=len)]] if stems else []
-    if not likely or not CONFIG_PATTERN.search(short_name(target, parameter)):
-        return next(iter(likely), None)
-    fields, _, optional = names_in_config(target, parameter)
-    read = {n for n in fields if not n.startswith("_")} - {*optional}
-    candidates: list[type] = [likely[0], *configs.values()]
-    return min(candidates, key=lambda config: count_missing(config, read))
-
-
 def part_named(target: Any, name: str) -> type | None:
     """A class of the file that is named as an argument of the constructor of another.
 
@@ -1273,44 +1119,6 @@ def part_named(target: Any, name: str) -> type | None:
                 part: type = each
                 return part
     return None
-
-
-def count_missing(config: type, fields: Iterable[str]) -> int:
-    """How many of these fields the objects of a class do not have."""
-    known = {*dir(config), *getattr(config, "attribute_map", ())}
-    known |= {*re.findall(r"self\.(\w+)", source_of(config))}
-    with suppress(ValueError):
-        known |= {*inspect.signature(config).parameters}
-    return sum(name not in known for name in fields)
-
-
-def default_in_config(parameter: inspect.Parameter, name: str) -> str:
-    """The value of a field in the config that is an argument's default; "" if none."""
-    default = parameter.default
-    values = default if isinstance(default, dict) else getattr(default, "__dict__", {})
-    value = values.get(name)
-    return repr(value) if isinstance(value, bool | int | float | str) else ""
-
-
-def guess_value(name: str, target: Any) -> str:
-    r"""A value for a field of a config that is no size.
-
-    It is a number if the code calculates with it, which None would refuse.
-
-    >>> def build(config):
-    ...     return config.scalar**-0.5, 1 / config.factor, config.cap or 2
-    >>> [guess_value(name, build) for name in ("scalar", "factor", "cap")]
-    ['1', '1', 'None']
-    """
-    if "drop" in name or "prob" in name:
-        return "0.1"
-    # Of the config, not of the module, which may have a field that is left out.
-    field = rf"\b\w+(?<!\bself)[.\[\"']+{name}\b[\"'\]]*"
-    calculation = rf"{field} *[-+*/%<>]|[\w)\]] *[-+*/%<>]+ *(self\.)?{field}"
-    source = source_of(target)
-    if re.search(calculation, source) and not re.search(f"{field} is ", source):
-        return "1"
-    return "False" if re.search(r"bias|^use|^is_|norm|flash", name) else "None"
 
 
 def import_source(value: type) -> str:

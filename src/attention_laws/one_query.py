@@ -1,9 +1,10 @@
-r"""# Functions of one query
+r"""# Attention of one query
 
 A server decodes one token of each sequence at a time, and the function that does so
 takes queries without an axis for their positions. It is checked as attention to the
 same keys and values from several queries: `over_queries` gives it each of them as a
-sequence of its own.
+sequence of its own. A module that also takes a cache is given the tokens of a sequence
+one by one, by `over_steps`.
 
 Source: Flash-Decoding ([Dao et al., 2023](https://pytorch.org/blog/flash-decoding/)),
 whose keys are split among blocks because there is one query only.
@@ -14,10 +15,17 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
-from attention_laws import documented
-from attention_laws.names import LENGTHS_PATTERN, MASK_PATTERN, parameters_by_name
+from attention_laws import caches, documented
+from attention_laws.names import (
+    CACHE_PATTERN,
+    LENGTHS_PATTERN,
+    MASK_PATTERN,
+    parameters_by_name,
+    parameters_of,
+)
 
 # The first arguments: of `query` are documented three axes, of the others four.
 QUERY, KEY, VALUE = range(3)
@@ -41,6 +49,76 @@ def axes_of_inputs(function: Any) -> list[tuple[str, ...]]:
     """The documented axes of the first three arguments."""
     shapes = documented.all_shapes(function)
     return [shapes.get(name, ()) for name in [*parameters_by_name(function)][:3]]
+
+
+def takes_steps(attention: Any) -> bool:
+    r"""Whether a module takes the newest token of each sequence, and a cache.
+
+    >>> class Attention(nn.Module):
+    ...     def new_cache(self, batch_size): ...
+    ...     def forward(self, x, cache): "x: (B, D)"
+    >>> takes_steps(Attention), takes_steps(nn.Linear)
+    (True, False)
+    """
+    if not (isinstance(attention, type) and issubclass(attention, nn.Module)):
+        return False
+    required = [p for p in parameters_of(attention) if p.default is p.empty]
+    return (
+        len(required) == 2
+        and CACHE_PATTERN.match(required[1].name) is not None
+        and len(documented.all_shapes(attention).get(required[0].name, ())) == 2
+        and bool(caches.new_caches(attention, required[1]))
+    )
+
+
+def over_steps(attention: type[nn.Module]) -> type[nn.Module]:
+    r"""The class, called with sequences, whose tokens it takes one by one.
+
+    Without a cache, the first that its methods make is taken. What a step returns
+    beside its output is the cache of the next.
+
+    >>> class Sum(nn.Module):
+    ...     def init_state(self, batch_size): return [0.0]
+    ...     def forward(self, x, state):
+    ...         "x: (B, D)"
+    ...         return x + state[0], [x + state[0]]
+    >>> sums, _state = over_steps(Sum)()(torch.ones(2, 3, 5))
+    >>> sums[0, :, 0]
+    tensor([1., 2., 3.])
+    """
+    first, second, *others = parameters_of(attention)
+    maker, classes = next(iter(caches.new_caches(attention, second).items()))
+
+    class Steps(attention):  # type: ignore[misc, valid-type]
+        def forward(
+            self,
+            x: Tensor,  # [batch_size, length, d_model]
+            *args: Any,
+            **options: Any,
+        ) -> Any:
+            given = signature.bind(self, x, *args, **options).arguments
+            cache = given.get(second.name)
+            options = {p.name: given[p.name] for p in others if p.name in given}
+            if cache is None:
+                known = {"attention": self, **classes}
+                cache = eval(maker.format(batch_size=len(x)), known)
+            outputs = []  # each [batch_size, d_model]
+            for token in x.unbind(1):
+                result = super().forward(token, cache, **options)
+                output, *state = result if isinstance(result, tuple) else (result,)
+                cache = state[0] if state else cache
+                outputs.append(output)
+            y = torch.stack(outputs, 1)  # [batch_size, length, d_model]
+            return (y, cache) if state else y
+
+    itself, *_ = inspect.signature(attention.forward).parameters.values()
+    cached = second.replace(default=None)
+    signature = inspect.Signature([itself, first, cached, *others])
+    Steps.forward.__signature__ = signature  # type: ignore[attr-defined]
+    Steps.__doc__ = attention.__doc__
+    for name in ("__name__", "__qualname__", "__module__"):
+        setattr(Steps, name, getattr(attention, name))
+    return Steps
 
 
 def over_queries(attention: Callable[..., Tensor]) -> Callable[..., Tensor]:

@@ -21,10 +21,13 @@ from attention_laws import names
 # What the method is named, beside the memory that it takes first.
 PREPARE_PATTERN = re.compile(
     r"(start|begin|bind|set|attach|load|prepare|pre_?compute|encode|project|cache|init|new"
-    r"|register|remember|read|fill|open|store|use)(_\w+)?"
+    r"|register|remember|read|fill|open|store|use|build|compute|create|make)(_\w+)?"
+    r"|(\w+_)?kv"
 )
 # What takes the memory, beside the names of contexts.
 MEMORY_PATTERN = re.compile(r"memor(y|ies)|states?|frames|outputs?|annotations|keys")
+# What takes that which the method returns, beside the names of caches.
+TAKER_PATTERN = re.compile(r"(\w+_)?(kvs?|key_values?|keys_values|projected|prepared)")
 
 
 def prepare_method(target: Any) -> str:
@@ -44,11 +47,29 @@ def prepare_method(target: Any) -> str:
     own = sorted({*dir(target)} - {*dir(nn.Module)})
     for name in filter(PREPARE_PATTERN.fullmatch, own):
         required = names.required_by_name(names.parameters_of_method(target, name))
-        first = next(iter(required), "")
+        first, *others = [n for n, is_needed in required.items() if is_needed] or [""]
         is_memory = names.CONTEXT_PATTERN.search(first) or MEMORY_PATTERN.search(first)
-        if is_memory and [*required.values()].count(True) == 1:
+        if is_memory and all(map(names.MASK_PATTERN.search, others)):
             return name
     return ""
+
+
+def takers_of_memory(target: Any, method: str) -> list[str]:
+    r"""The optional arguments of `forward` that may take what `method` returns.
+
+    >>> class Attention(nn.Module):
+    ...     def project(self, memory, pad=None): ...
+    ...     def forward(self, x, memory=None, pad=None, bias=None, kv=None): ...
+    >>> takers_of_memory(Attention, "project")
+    ['kv']
+    """
+    given = {p.name for p in names.parameters_of_method(target, method)}
+    return [
+        p.name
+        for p in names.parameters_of(target)
+        if p.default is None and p.name not in given
+        if names.CACHE_PATTERN.match(p.name) or TAKER_PATTERN.fullmatch(p.name)
+    ]
 
 
 def is_prepared(target: Any) -> bool:
@@ -56,11 +77,18 @@ def is_prepared(target: Any) -> bool:
     return isinstance(target, type) and "again" in vars(target)
 
 
-def with_memory(attention: type[nn.Module], method: str) -> type[nn.Module]:
+def takes_memory_too(target: Any) -> bool:
+    """Whether such a class takes the memory in its own `forward`, too."""
+    return is_prepared(target) and hasattr(target, "unprepared")
+
+
+def with_memory(
+    attention: type[nn.Module], method: str, taker: str = ""
+) -> type[nn.Module]:
     r"""The class, called with a memory that `method` prepares in each call.
 
-    What it returns, if anything, is the second argument of `forward`. The method
-    `again` calls `forward` with the memory of the last call.
+    What it returns, if anything, is the second argument of `forward`, or an optional
+    one, `taker`. The method `again` calls `forward` with the memory of the last call.
 
     >>> from torch import ones, zeros
     >>> class Attention(nn.Module):
@@ -73,7 +101,11 @@ def with_memory(attention: type[nn.Module], method: str) -> type[nn.Module]:
     called = list(inspect.signature(attention.forward).parameters.values())
     given = names.parameters_of_method(attention, method)
     required = [p for p in called[2:] if p.default is p.empty]
-    is_returned = len(required) == 1
+    if taker:
+        prepared = {taker, *(p.name for p in given)}
+        required = [p for p in called[2:] if p.name in prepared]
+    elif required:
+        taker = required[0].name
     rest = [p for p in called[2:] if p not in required]
     positional = inspect.Parameter.POSITIONAL_OR_KEYWORD
     known = {p.name for p in called if p not in required}
@@ -87,13 +119,15 @@ def with_memory(attention: type[nn.Module], method: str) -> type[nn.Module]:
             bound = signature.bind(self, *args, **options).arguments
             settings = {p.name: bound[p.name] for p in others if p.name in bound}
             prepared = getattr(self, method)(bound[memory.name], **settings)
-            self.prepared = (prepared,) if is_returned else ()
+            self.prepared = {taker: prepared} if taker else {}
             options = {p.name: bound[p.name] for p in rest if p.name in bound}
             return self.again(bound[query.name], **options)
 
         def again(self, x: Any, **options: Any) -> Any:
-            return super().forward(x, *self.prepared, **options)
+            return super().forward(x, **self.prepared, **options)
 
+    if given[0].name in {p.name for p in required}:
+        Prepared.unprepared = attention.forward
     signature = inspect.Signature([called[0], query, memory, *others, *rest])
     Prepared.forward.__signature__ = signature  # type: ignore[attr-defined]
     texts = (inspect.getdoc(getattr(attention, n)) for n in (method, "forward"))

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from attention_laws import documented, influence, structure, tools
+from attention_laws import documented, influence, rates, structure, tools
 from attention_laws.adapter import Adapter, MaskArgument, Sizes, without_future
 from attention_laws.law import LawViolation, ScriptError
 
@@ -64,7 +64,7 @@ OF_LAWS = (
 # Functions that the lines of a script may call; a program imports those that it uses.
 TOOLS = {
     name: function
-    for module in (tools, influence)
+    for module in (tools, rates, influence)
     for name, function in vars(module).items()
     if inspect.isfunction(function) and function.__module__ == module.__name__
 }
@@ -278,7 +278,7 @@ class Script:
             self.lines[-1] += "  # initializes lazy weights"
         self.exec_line("randomize_parameters(attention)")
         attention = self.namespace["attention"]
-        if dropout is not None and tools.set_dropout(attention, dropout):
+        if dropout is not None and rates.set_dropout(attention, dropout):
             self.lines.append(f"set_dropout(attention, {dropout})")
         self.exec_line(f"attention.{mode}()")
 
@@ -723,6 +723,9 @@ class Script:
         if not difference.numel():
             return
         tolerance = self.tolerance(one, other, relative=relative)
+        if not difference.isfinite().all():  # the same infinities are equal
+            is_same = self.evaluate(f"({other} == {one}){index}")
+            difference = difference.masked_fill(is_same, 0.0)
         # NaN is a difference, and compares as none.
         flat = difference.nan_to_num(torch.inf, torch.inf).flatten()
         largest = flat.max().item()

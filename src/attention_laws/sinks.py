@@ -12,6 +12,8 @@ import math
 import re
 from dataclasses import replace
 
+import torch
+
 from attention_laws import structure
 from attention_laws.algebra import call_with_values, find_values, make_equal_tokens
 from attention_laws.law import law, skip_unless
@@ -131,9 +133,10 @@ def sinks_compete(script: Script) -> None:
     owned = dict(script.evaluate("attention").named_parameters())
     is_token = sink.startswith("cls") and not any(sink[:3] in name for name in owned)
     skip_unless(not is_token, f"`{sink}` is that of one of the tokens")
-    # With a sink, queries and keys of one fused projection have influence, too.
-    are_known = len(features) in (0, usual.heads // adapter.group_size * usual.d_k)
-    skip_unless(are_known and "out" in layers, "has no values that are known")
+    skip_unless("out" in layers, "its output projection is not found")
+    if features:
+        features = values_beside_sink(script, layers)
+        skip_unless(features, "has no values that are known")
     for length in (5, 1):
         script.sizes = replace(usual, batch_size=8, q_len=length, k_len=length)
         script.restart()
@@ -149,3 +152,33 @@ def sinks_compete(script: Script) -> None:
     skip_unless(is_seen, "a single key is hidden, as that of a block that is not full")
     message = f"the weight of a single key does not depend on its score (`{sink}`)"
     script.assert_true(claim, message)
+    # Not even if it is above that of the sink. Then, some are equal, but none is 1.
+    steps = f"{part}.sort(dim=0).values.diff(dim=0).abs()"
+    middle = f"({part}.sort(dim=0).values[1:] - 0.5).abs() < 0.49"
+    script.assert_true(f"not (({steps} == 0) & ({middle})).any()", message)
+
+
+def values_beside_sink(script: Script, layers: dict[str, str]) -> list[int]:
+    """The features of a fused projection that are values; none if they are not found.
+
+    With a sink, queries and keys have influence on the output of one token, too. With
+    values of zero, what the last layer gets is zero.
+    """
+    usual, layer = script.sizes, f"attention.get_submodule({layers['value']!r})"
+    width = usual.heads // script.adapter.group_size * usual.d_k
+    found: list[int] = []
+    script.sizes = replace(usual, q_len=1, k_len=1)
+    script.restart()
+    script.exec_line(f"layer = {layer}")
+    total = max(script.evaluate("layer.weight.shape"))
+    places = torch.arange(total)
+    thirds = places[-width:], places[:width], places[total // 3 :][:width]
+    of_heads = places.view(width // usual.d_k, -1)[:, -usual.d_k :]
+    for part in (*thirds, of_heads):
+        features = part.flatten().tolist()
+        context = call_with_values(script, features, 0, layers["out"])[1]
+        if script.evaluate(f"not {context}.any()"):
+            found = features
+            break
+    script.sizes = usual
+    return found

@@ -13,7 +13,6 @@ import oracle
 from attention_laws.tools import (
     WeightsRecorder,
     clear_caches,
-    dropout_places,
     flip_items,
     loss,
     merge_heads,
@@ -21,7 +20,6 @@ from attention_laws.tools import (
     reference_attention,
     restored_caches,
     seeded_randn,
-    set_dropout,
     split_heads,
 )
 
@@ -63,33 +61,6 @@ def test_a_convolution_is_randomized_like_a_layer_of_its_fan_in() -> None:
     randomize_parameters(norm)
     assert 0.1 < convolution.weight.std() < 0.2
     assert 0.8 < norm.gain.mean() < 1.2
-
-
-def test_every_dropout_is_set_in_layers_and_attributes() -> None:
-    class Part(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Dropout1d(0.1)
-            self.attn_drop = 0.2
-            self.p = 0.3  # of something else
-            self.dropped_layers = 3
-            self.dropout = None
-
-    part = Part()
-    assert set_dropout(part, 0.5)
-    assert (part.layer.p, part.attn_drop) == (0.5, 0.5)
-    assert (part.p, part.dropped_layers, part.dropout) == (0.3, 3, None)
-    assert not set_dropout(part, 0.5)
-
-    class Noisy(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.p_attn = 0.3
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x * (torch.rand_like(x) > self.p_attn)
-
-    assert dropout_places(Noisy()) == [""]
 
 
 @pytest.mark.parametrize("layout", ["bld", "lbd", "bhld", "blhd", "ld"])

@@ -1354,8 +1354,29 @@ class TwosOfFirstItem(TwosAreGlobal):
         return twos[:1].expand_as(twos)
 
 
+class FramesSeeText(Correct):
+    """The frames of a video attend to its text; those of all videos are one batch."""
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, text: Tensor, num_frames: int = 1
+    ) -> Any:
+        if len(x) != len(text) * num_frames:
+            raise ValueError(f"{len(x)} frames are not {num_frames} of each video")
+        text = self.for_frames(text, num_frames)
+        return super().forward(x, text, text)
+
+    def for_frames(self, text: Tensor, num_frames: int) -> Tensor:
+        return text.repeat_interleave(num_frames, dim=0)
+
+
+class FramesSeeTextInTurn(FramesSeeText):
+    def for_frames(self, text: Tensor, num_frames: int) -> Tensor:
+        return text.repeat(num_frames, 1, 1)
+
+
 VIOLATING: Violations = {
     "batch_independence": [
+        (FramesSeeTextInTurn, {}),
         (SeesOtherCameras, {}),
         (GapsOfAll, {}),
         (KeepsTokensOfMean, {}),
@@ -1417,6 +1438,7 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("batch_independence", FramesSeeText),
     ("parameter_gradients", SeesCameras),
     ("batch_independence", SeesCameras),
     ("batch_independence", GapsOfUser),

@@ -2251,11 +2251,205 @@ class CountsEachChunkFromZero(SeesChunksBefore):
         return 0
 
 
+class NeedsLengthsOfMemory(PreparesMemory):
+    """A speech decoder, whose encoder outputs always have their lengths."""
+
+    def start(self, memory: Tensor, lengths: Tensor) -> None:  # type: ignore[override]
+        super().start(memory, lengths)
+
+
+class LeavesNeededLengthsBehind(NeedsLengthsOfMemory):
+    def select(self, order: Tensor) -> None:
+        k, v = self.memory
+        self.memory = k[order], v[order]
+
+
+class TakesProjected(Correct):
+    """Give the memory and its padding, or what `build_cache` makes of them."""
+
+    def project(self, memory: Tensor, pad: Tensor | None) -> dict[str, Tensor | None]:
+        return {"k": self.key(memory), "v": self.value(memory), "pad": pad}
+
+    def build_cache(
+        self, memory: Tensor, pad: Tensor | None = None
+    ) -> dict[str, Tensor | None]:
+        return self.project(memory, pad)
+
+    def forward(  # type: ignore[override]
+        self,
+        x: Tensor,
+        memory: Tensor | None = None,
+        pad: Tensor | None = None,
+        cache: dict[str, Any] | None = None,
+    ) -> Any:
+        if cache is None:
+            assert memory is not None
+            cache = self.project(memory, pad)
+        q, k, v = map(self.split, (self.query(x), cache["k"], cache["v"]))
+        hidden = cache["pad"]
+        mask = None if hidden is None else ~hidden[:, None]
+        return self.join(self.read(self.weigh(self.score(q, k), mask), v))
+
+    def reorder(self, cache: dict[str, Any], order: Tensor) -> dict[str, Any]:
+        return {n: None if x is None else x[order] for n, x in cache.items()}
+
+
+class ForgetsPaddingOfProjected(TakesProjected):
+    def build_cache(
+        self, memory: Tensor, pad: Tensor | None = None
+    ) -> dict[str, Tensor | None]:
+        return self.project(memory, None)
+
+
+class LeavesPaddingOfProjected(TakesProjected):
+    def reorder(self, cache: dict[str, Any], order: Tensor) -> dict[str, Any]:
+        return {**super().reorder(cache, order), "pad": cache["pad"]}
+
+
+class SlotsOfServer(Correct):
+    """Each sequence has a slot of the stored cache, which `release` makes free."""
+
+    def __init__(self, d_model: int, heads: int, max_len: int = 400) -> None:
+        super().__init__(d_model, heads)
+        shape = 8, max_len, d_model
+        self.register_buffer("stored", torch.zeros(shape), persistent=False)
+        self.register_buffer("ends", torch.zeros(8).long(), persistent=False)
+
+    def release(self, slots: Tensor | None = None) -> None:
+        self.ends[slice(None) if slots is None else slots] = 0
+
+    def starts(self, slots: Tensor) -> Tensor:
+        found: Tensor = self.ends[slots]
+        return found
+
+    def forward(self, x: Tensor, slots: Tensor) -> Any:  # type: ignore[override]
+        number = torch.arange(x.shape[1], device=x.device)
+        place = self.starts(slots)[:, None] + number
+        stored = self.stored.to(x)
+        stored[slots[:, None], place] = x.detach()
+        self.stored, ends = stored, place[:, -1] + 1
+        self.ends[slots] = ends
+        seen = torch.cat([stored[slots]])[:, : int(ends.max())]
+        seen[torch.arange(len(x))[:, None], place] = x
+        allowed = torch.arange(seen.shape[1], device=x.device) <= place[..., None]
+        return super().forward(x, seen, seen, allowed)
+
+
+class SlotsBeginAtOnce(SlotsOfServer):
+    def starts(self, slots: Tensor) -> Tensor:
+        return super().starts(slots)[:1].expand(len(slots))
+
+
+class ReleasesAllSlots(SlotsOfServer):
+    def release(self, slots: Tensor | None = None) -> None:
+        super().release()
+
+
+@dataclass
+class StoreOfSlots:
+    """Tokens of each slot, and how many these are."""
+
+    tokens: Tensor
+    ends: Tensor
+
+    def release(self, slot: int) -> None:
+        self.ends[slot] = 0
+
+
+class StepsInSlots(Correct):
+    """A step of a server: the newest token of each slot attends to those before it."""
+
+    def new_store(self, slots: int) -> StoreOfSlots:
+        tokens = self.out.weight.new_zeros(slots, 400, self.out.in_features)
+        return StoreOfSlots(tokens, torch.zeros(slots).long())
+
+    def forward(self, x: Tensor, store: StoreOfSlots) -> Any:  # type: ignore[override]
+        """x: (slots, dim)"""
+        item = torch.arange(len(x), device=x.device)
+        store.tokens = store.tokens.index_put((item, store.ends), x)
+        store.ends = store.ends + 1
+        place = torch.arange(store.tokens.shape[1], device=x.device)
+        allowed = place < self.seen(store.ends)[:, None, None]
+        y = super().forward(x[:, None], store.tokens, store.tokens, allowed)
+        return y[:, 0]
+
+    def seen(self, ends: Tensor) -> Tensor:
+        return ends
+
+
+class StepsToLongestSlot(StepsInSlots):
+    def seen(self, ends: Tensor) -> Tensor:
+        return ends.max().expand_as(ends)
+
+
+class PagesOfServer(Correct):
+    """A token is stored in the page of `block_table` that has its position."""
+
+    size = 8
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        shape = 320, self.size, d_model
+        self.register_buffer("pages", torch.zeros(shape), persistent=False)
+
+    def forward(self, x: Tensor, block_table: Tensor, start: int = 0) -> Any:  # type: ignore[override]
+        place = start + torch.arange(x.shape[1], device=x.device)
+        pages = self.pages.to(x)
+        pages[block_table[:, place // self.size], place % self.size] = x.detach()
+        self.pages = pages
+        past = pages[block_table].flatten(1, 2)[:, :start]
+        seen = torch.cat([past, x], dim=1)
+        number = torch.arange(seen.shape[1], device=x.device)
+        return super().forward(x, seen, seen, self.allowed(number, place)[None])
+
+    def allowed(self, number: Tensor, place: Tensor) -> Tensor:
+        return number <= place[:, None]
+
+
+class PagesFromTopLeft(PagesOfServer):
+    def allowed(self, number: Tensor, place: Tensor) -> Tensor:
+        return super().allowed(number, place - place[0])
+
+
+class ChunksOfRelatives(SelfAttention):
+    """A chunk attends to itself, in both directions, and to cached frames on its left.
+
+    Scores depend on the distance in the cache and the chunk, taken together.
+    """
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, cache: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        seen = x if cache is None else torch.cat([cache, x], dim=1)
+        return Correct.forward(self, x, seen, seen), seen
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        query, key = (torch.arange(x.shape[2], device=q.device) for x in (q, k))
+        first = self.first(k.shape[2], q.shape[2])
+        return super().score(q, k) + (key - query[:, None] - first).sin()
+
+    def first(self, k_len: int, q_len: int) -> int:
+        return k_len - q_len
+
+
+class ChunksBeginAnew(ChunksOfRelatives):
+    def first(self, k_len: int, q_len: int) -> int:
+        return 0
+
+
 VIOLATING: Violations = {
     "earlier_calls": [
         (VerifiesAsManyDrafts, {}),
     ],
     "incremental_decoding": [
+        (ChunksBeginAnew, {}),
+        (PagesFromTopLeft, {}),
+        (StepsToLongestSlot, {}),
+        (ReleasesAllSlots, {}),
+        (SlotsBeginAtOnce, {}),
+        (LeavesPaddingOfProjected, {}),
+        (ForgetsPaddingOfProjected, {}),
+        (LeavesNeededLengthsBehind, {}),
         (ForgetsMaskOfFirst, {}),
         (ForgetsMaskOfFirstStep, {}),
         (ReadsStoreAsBefore, {}),
@@ -2347,6 +2541,14 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("batch_independence", PagesOfServer),
+    ("no_side_effects", SlotsOfServer),
+    ("incremental_decoding", ChunksOfRelatives),
+    ("incremental_decoding", PagesOfServer),
+    ("incremental_decoding", StepsInSlots),
+    ("incremental_decoding", SlotsOfServer),
+    ("incremental_decoding", TakesProjected),
+    ("incremental_decoding", NeedsLengthsOfMemory),
     ("incremental_decoding", KeepsMaskOfFirstStep),
     ("earlier_calls", VerifiesDrafts),
     ("incremental_decoding", VerifiesDrafts),

@@ -1102,6 +1102,26 @@ class DropsOfLatentsForAllHeads(DropsOfLatents):
     heads_of_mask = 1
 
 
+class DropsKeysForQueries(nn.Module):
+    """Dropout of weights whose noise does not depend on the query."""
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.p = p
+
+    def forward(self, weights: Tensor) -> Tensor:
+        if not self.training:
+            return weights
+        kept = torch.rand_like(weights[:, :, :1]) >= self.p
+        return weights * kept / (1 - self.p)
+
+
+class WithDropsForQueries(SelfAttention):
+    def __init__(self, d_model: int, heads: int, dropout: float = 0.1) -> None:
+        super().__init__(d_model, heads)
+        self.dropout = DropsKeysForQueries(dropout)  # type: ignore[assignment]
+
+
 VIOLATING: Violations = {
     "dropout": [
         (DropsHeadsUnscaled, {}),
@@ -1149,6 +1169,7 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("dropout", WithDropsForQueries),
     ("dropout", HidesSlots),
     ("dropout", GraphLayerWithHeadsLast),
     ("dropout", DropsHeadsToo),

@@ -2,6 +2,7 @@
 
 import copy
 import math
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -1206,11 +1207,51 @@ class KeepsMaskOfOtherChunks(KeepsMaskOfChunks):
         return False
 
 
+@dataclass
+class ConfigOfDecoder:
+    hidden_size: int = 32
+    num_heads: int = 4
+    attention_dropout: float = 0.1
+
+
+class ReadsDropoutOfConfig(MaskedSelfAttention):
+    """Without gradients, a fused kernel is called; each call reads its dropout."""
+
+    def __init__(self, config: ConfigOfDecoder) -> None:
+        super().__init__(config.hidden_size, config.num_heads)
+        self.config = config
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Any:
+        """mask: (batch, length), True for tokens and False for padding."""
+        p = self.config.attention_dropout if self.training else 0.0
+        q, k, v = map(self.split, (self.query(x), self.key(x), self.value(x)))
+        n, kept = x.shape[1], None if mask is None else mask[:, None, None]
+        allowed = torch.ones(n, n, dtype=torch.bool, device=x.device).tril()
+        if torch.is_grad_enabled():
+            allowed = allowed if kept is None else allowed & kept
+            scores = self.score(q, k).masked_fill(~allowed, -1e4)
+            weights = nn.functional.dropout(scores.softmax(dim=-1), p)
+            return self.join(weights @ v)
+        allowed = allowed if kept is None else self.both(allowed, kept)
+        attend = nn.functional.scaled_dot_product_attention
+        bias = torch.zeros_like(allowed, dtype=x.dtype).masked_fill(~allowed, -1e4)
+        return self.join(attend(q, k, v, bias, dropout_p=p))
+
+    def both(self, allowed: Tensor, kept: Tensor) -> Tensor:
+        return allowed & kept
+
+
+class MaskReplacesFuture(ReadsDropoutOfConfig):
+    def both(self, allowed: Tensor, kept: Tensor) -> Tensor:
+        return kept
+
+
 VIOLATING: Violations = {
     "finite_in_half": [
         (RectifiedLinearInHalf, {}),
     ],
     "eval_matches_train": [
+        (MaskReplacesFuture, {}),
         (BiasOrPadding, {}),
         (LimitsScaleInTraining, {}),
         (attend_in_first_rows, {}),
@@ -1304,6 +1345,8 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("dropout", ReadsDropoutOfConfig),
+    ("eval_matches_train", ReadsDropoutOfConfig),
     ("earlier_calls", ResetsWeights),
     ("eval_matches_train", BiasAndPadding),
     ("earlier_calls", OtherAsContext),

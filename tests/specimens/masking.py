@@ -1695,6 +1695,33 @@ class MaskOfPlaces(Correct):
         return self.join(scores.softmax(dim=-1) @ v)
 
 
+class WithPrior(Correct):
+    """A prior of the alignment is a positive factor of the weights."""
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, context: Tensor, prior: Tensor | None = None
+    ) -> Any:
+        k, v = self.split(self.key(context)), self.split(self.value(context))
+        q = self.split(self.query(x))
+        scores = self.score(q, k)
+        if prior is not None:
+            scores = scores + prior[:, None].to(scores).clamp_min(1e-30).log()
+        return self.join(scores.softmax(dim=-1) @ v)
+
+
+class ClearsPaddingOfFrames(SelfAttention):
+    """lengths: (batch,), each at least 1. Outputs at padded frames are zero."""
+
+    def forward(self, x: Tensor, lengths: Tensor | None = None) -> Any:  # type: ignore[override]
+        if lengths is None:
+            return super().forward(x)
+        is_padding = torch.arange(x.shape[1], device=x.device) >= lengths[:, None]
+        q, k, v = map(self.split, (self.query(x), self.key(x), self.value(x)))
+        scores = self.score(q, k).masked_fill(is_padding[:, None, None], -torch.inf)
+        y = self.join(scores.softmax(dim=-1) @ v)
+        return y.masked_fill(is_padding[..., None], 0.0)
+
+
 VIOLATING: Violations = {
     "causality": [
         (MeansOfOpenFours, {}),
@@ -1878,6 +1905,8 @@ PASSING_ONE: Passes = [
 
 
 EXCUSED: Excuses = [
+    ("padding", WithPrior, "has no mask"),
+    ("fully_masked_rows", ClearsPaddingOfFrames, "has a length of 0"),
     ("integer_mask", BoolsAtPadding, "takes no bool mask"),
     ("added_mask", ForegroundOfQueries, "does not add its mask"),
     ("finite_in_half", newest_query, "to take float32 only"),

@@ -1,11 +1,12 @@
 """Modules that violate the laws of sinks, or come near to it."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from specimens.base import Excuses, Passes, SelfAttention, Violations
+from specimens.base import Correct, Excuses, Passes, SelfAttention, Violations
 
 
 class Sinks(SelfAttention):
@@ -91,18 +92,52 @@ class SinksWithValues(Sinks):
         return super().read(weights, v) + rest * self.sink_value
 
 
+class OffByOne(Correct):
+    """A sink of 0: the denominator of the softmax has a 1, so that weights may vanish.
+
+    Queries, keys and values of a token are made by one layer.
+    """
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        del self.query, self.key, self.value
+        self.qkv = nn.Linear(d_model, 3 * d_model)
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        q, k, v = map(self.split, self.qkv(x).chunk(3, dim=-1))
+        return self.join(softmax_one(self.score(q, k), self.sink) @ v)
+
+    def sink(self, largest: Tensor) -> Tensor:
+        return (-largest).exp()
+
+
+class OffByOneOfLargest(OffByOne):
+    """Above 0, the 1 is added after the largest score was subtracted."""
+
+    def sink(self, largest: Tensor) -> Tensor:
+        return torch.ones_like(largest)
+
+
+def softmax_one(scores: Tensor, sink: Callable[[Tensor], Tensor]) -> Tensor:
+    largest = scores.amax(dim=-1, keepdim=True).clamp(min=0.0)
+    shares = (scores - largest).exp()
+    return shares / (sink(largest) + shares.sum(dim=-1, keepdim=True))
+
+
 VIOLATING: Violations = {
     "sinks": [
         (SinksInEachScore, {}),
         (SinksOfOtherMaximum, {}),
     ],
     "sinks_compete": [
+        (OffByOneOfLargest, {}),
         (SinksBesideMaximum, {}),
     ],
 }
 
 
 PASSING_ONE: Passes = [
+    ("sinks_compete", OffByOne),
     ("sinks", SinksOfOneMaximum),
     ("sinks", SinksWithValues),
     ("sinks", Sinks),
