@@ -402,6 +402,7 @@ class Adapter:
     # An optional context, and the mask that is of it and not of the input, by its name.
     masked_context: tuple[str, str] | None = None
     memory: str = ""  # the argument that takes the tokens before the input
+    memory_maker: str = "{}"  # what is made of the tokens for it
     # The context of a decoder, which is among `extra_args`, and the masks of it.
     decoder_context: str = ""
     context_masks: tuple[MaskArgument, ...] = ()

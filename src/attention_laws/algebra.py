@@ -191,6 +191,9 @@ def equal_values(script: Script) -> None:
     skip_unless(adapter.is_module and not adapter.is_pooled, "has no value projection")
     layers, features = find_values(script)
     usual, fixed = script.sizes, adapter.fixed_length
+    width = usual.heads // adapter.group_size * usual.d_k
+    are_known = not features or len(features) >= width
+    skip_unless(are_known, "has values without gradients, as those that are rounded")
     lengths = [fixed] if fixed else [usual.k_len, MANY_KEYS]
     for length, factor in [(lengths[0], LARGE_FACTOR), *((n, 1) for n in lengths)]:
         script.sizes = replace(usual, k_len=length)
@@ -819,6 +822,7 @@ def assert_weights_are_proportional(script: Script) -> None:
     """
     adapter = script.adapter
     is_plain = adapter.layout in ("bld", "lbd") and not adapter.is_pooled
+    skip_unless(adapter.group_size == 1, "has values that several heads share")
     path, first = layer_of_values(script) if is_plain else ("", 0)
     skip_unless(path, "has no values that are known")
     item = "[0]" if adapter.layout == "bld" else "[:, 0]"

@@ -11,7 +11,7 @@ museum](../../compare/museum.md) shows them.
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -87,11 +87,10 @@ def batch_independence(script: Script) -> None:
     segments = f"({tokens} > {items}[:, None]).long()"
     for argument, numbers in assigned_ids(script, positions, segments):
         assert_items_have_own(script, argument, numbers, lambda n: f"[{n}:{n + 1}]")
-    for argument in optional_integers(script.adapter):
-        script.restart()
-        with script.attempt():  # they may be tables of other numbers
-            numbers = script.assign(argument, f"({positions}){script.to_device()}")
-            assert_items_have_own(script, argument, numbers, lambda n: f"[{n}:{n + 1}]")
+    numbers = f"({positions}){script.to_device()}"
+    assert_items_have_own_numbers(script, optional_integers(script.adapter), numbers)
+    lengths = lengths_of_items(script)
+    assert_items_have_own_numbers(script, optional_lengths(script.adapter), lengths)
     adapter, usual = script.adapter, script.sizes
     assert_memories_are_of_items(script)
     assert_items_have_own_tensors(script)
@@ -112,6 +111,17 @@ def batch_independence(script: Script) -> None:
         with script.attempt():  # it may be of another shape
             given = script.random_tensor(argument, *shape)
             assert_items_have_own(script, argument, given, partial(item_index, script))
+
+
+def assert_items_have_own_numbers(
+    script: Script, arguments: Iterable[str], numbers: str
+) -> None:
+    """Each item has its own integers, or its own length of a part, such as a prefix."""
+    for argument in arguments:
+        script.restart()
+        with script.attempt():  # they may be numbers of something else
+            given = script.assign(argument, numbers)
+            assert_items_have_own(script, argument, given, lambda n: f"[{n}:{n + 1}]")
 
 
 def assert_memories_are_of_items(script: Script) -> None:
@@ -440,6 +450,8 @@ def own_tensors(script: Script, argument: str) -> Iterator[str]:
     template = {**adapter.position_args, **adapter.extra_args}[argument]
     if "{batch_size}" not in template and "{query}" not in template:
         return  # of weights, or of positions, as many as there are batch items
+    if names.LENGTHS_PATTERN.search(argument) and is_number_of_each(script, value):
+        yield script.assign(argument, lengths_of_items(script))
     if not isinstance(value, Tensor) or value.dim() < 2 or value.is_complex():
         return
     if value.shape[0] != batch_size or batch_size in value.shape[1:]:
@@ -461,6 +473,18 @@ def own_tensors(script: Script, argument: str) -> Iterator[str]:
         units = f"torch.arange(1, {batch_size + 1}){script.to_device()}.view{axes}"
         yield script.assign(argument, f"({given} * {units}).to({value.dtype})")
     yield script.assign(argument, f"({given}).to({value.dtype})")
+
+
+def is_number_of_each(script: Script, value: Any) -> bool:
+    """Whether a value is an integer for each batch item."""
+    is_integer = isinstance(value, Tensor) and value.dtype == torch.int64
+    return is_integer and [*value.shape] == [script.sizes.batch_size]
+
+
+def lengths_of_items(script: Script) -> str:
+    """Another length of a part, such as a prefix, for each batch item."""
+    items = f"torch.arange({script.sizes.batch_size}){script.to_device()}"
+    return f"({items} + 1) % {script.sizes.k_len}"
 
 
 # A number of heads that slices of two or more of them do not divide.
@@ -750,6 +774,19 @@ def optional_integers(adapter: Adapter) -> list[str]:
         if name in integers and len(shapes.get(name, ())) == 2
         if documented.BATCH_PATTERN.match(shapes[name][0])
         if name not in (adapter.position_ids, adapter.segment_ids)
+    ]
+
+
+def optional_lengths(adapter: Adapter) -> list[str]:
+    """Optional arguments, documented as a length for each item."""
+    shapes = documented.all_shapes(adapter.target)
+    return [
+        name
+        for name in filter(
+            names.LENGTHS_PATTERN.search, names.optional_tensors(adapter)
+        )
+        if len(shapes.get(name, ())) == 1
+        and documented.BATCH_PATTERN.match(shapes[name][0])
     ]
 
 

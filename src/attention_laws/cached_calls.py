@@ -2,12 +2,17 @@ r"""# Calls with a cache
 
 A law that decodes calls an attention with some tokens and with the cache of those
 before. The cache may be an argument, which a call modifies or returns anew, or a part
-of the module, of which a sequence then needs a copy.
+of the module, of which a sequence then needs a copy. A beam search reorders its items.
 
 Source: [how the cache is passed](infer_cache.md) is inferred.
 """
 
-from attention_laws import names
+import inspect
+from typing import Any
+
+from torch import Tensor, nn
+
+from attention_laws import caches, names
 from attention_laws.adapter import Adapter, MaskArgument
 from attention_laws.script import CallArguments, Script, find_output
 
@@ -107,3 +112,53 @@ def takes_in_steps(adapter: Adapter, mask: MaskArgument) -> bool:
         return True
     parameters = names.parameters_of_method(adapter.target, adapter.decode_method)
     return mask.name in {p.name for p in parameters}
+
+
+def flip_cache(script: Script, cache: str, argument: str) -> str:
+    """Reverse the batch items of a cache; return its variable, "" where it cannot be.
+
+    A part of a cache that was returned is reordered along the axis that has the batch
+    size. A module that stores its cache has a method for it, named as fairseq's, and so
+    may the cache.
+    """
+    batch_size = script.sizes.batch_size
+    methods = reorder_methods(script.namespace["attention"])
+    order = f"torch.arange({batch_size}).flip(0){script.to_device()}"
+    of_cache = reorder_methods(script.evaluate(cache)) if cache else []
+    if of_cache:
+        moved = script.assign("moved", f"{cache}.{of_cache[0]}({order})")
+        return moved if script.evaluate(f"{moved} is not None") else cache
+    if argument and methods:
+        method = f"attention.{methods[0]}"
+        given = [*inspect.signature(script.evaluate(method)).parameters]
+        is_order = names.ORDER_PATTERN.fullmatch
+        texts = [order if is_order(name) else cache for name in given]
+        with script.attempt():
+            moved = script.assign("moved", f"{method}({', '.join(texts)})")
+            is_moved = script.evaluate(f"{moved} is not None")
+            return moved if is_moved else cache
+    if argument:
+        if not script.evaluate(f"can_flip_items({cache}, {batch_size})"):
+            return ""
+        return script.assign("cache", f"flip_items({cache}, {batch_size})")
+    if not methods:
+        return ""
+    script.exec_line(f"attention.{methods[0]}({order})")
+    return cache
+
+
+def reorder_methods(owner: Any) -> list[str]:
+    """The names of methods of a module or cache that reorder batch items.
+
+    That of a cache may have another name, and takes the items in their new order.
+    """
+    found = [name for name in dir(owner) if "reorder" in name]
+    if not isinstance(owner, Tensor):
+        for name, method in inspect.getmembers(type(owner), inspect.isfunction):
+            arguments = [*inspect.signature(method).parameters][1:]
+            is_one = len(arguments) == 1 and not name.startswith("_")
+            is_one = is_one and not caches.RESET_PATTERN.fullmatch(name)
+            is_one = is_one and name != "forward" and not hasattr(nn.Module, name)
+            if is_one and names.ORDER_PATTERN.fullmatch(arguments[0]):
+                found.append(name)
+    return found

@@ -290,6 +290,8 @@ def mask_candidates(probe: CallProbe) -> Iterator[MaskArgument]:
                 if not names.QUERY_LENGTHS_PATTERN.match(n)
             }
     for name, encoding in encodings.items():
+        if adapter.image.startswith("video") and names.FRAMES_PATTERN.fullmatch(name):
+            continue  # numbers of frames, of which there is one
         for each in encoding.split("+"):
             for mask in encodings_of(name, each):
                 if adapter.image == "image_rows_first" and ":" not in each:
@@ -523,6 +525,11 @@ def documented_sides(probe: CallProbe) -> Iterator[tuple[int, int]]:
             yield counts.get(pair[0], 3), counts.get(pair[1], 3)
 
 
+# A number for each pixel of an image, the same for all.
+MAP = "torch.ones({batch_size}, {rows}, {columns}){dtype}"
+MAP_OF_INTEGERS = "torch.ones({batch_size}, {rows}, {columns}, dtype=torch.int64)"
+
+
 def filled_arguments(probe: CallProbe) -> Iterator[dict[str, Any]]:
     """Values for the required arguments that are no inputs."""
     adapter = probe.adapter
@@ -582,6 +589,8 @@ def values_of_required(probe: CallProbe) -> dict[str, list[str]]:
                 ]
         elif text := names.dict_template(adapter.target, name):
             templates[name] = [text]
+        elif documented.is_map_of(adapter.target, name, adapter.inputs[0]):
+            templates[name] = [MAP_OF_INTEGERS] if name in integers else [MAP]
         elif name in shapes:
             axes = documented.axes_of_input(adapter.inputs[0], shapes)
             known = documented.sizes(axes)

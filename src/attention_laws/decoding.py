@@ -19,13 +19,15 @@ from itertools import zip_longest
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from attention_laws import caches, documented, names, structure
 from attention_laws.adapter import Adapter, MaskArgument, without_future
 from attention_laws.cached_calls import (
     call_with_cache,
     empty_cache,
+    flip_cache,
+    reorder_methods,
     restart_with_cache,
     takes_in_steps,
 )
@@ -63,9 +65,9 @@ def incremental_decoding(script: Script) -> None:
     reorder all that it holds, such as the padding. What the documentation says that
     later calls of cross-attention do not need has to be in the cache, and after a reset
     there is nothing of an earlier context. Tokens that a full cache has dropped are not
-    counted, either. Chunks of a stream, each of which sees some before it, are pieces,
-    too, also if it sees none. A memory of past tokens has no gradient by intention; the
-    new tokens keep theirs.
+    counted, nor those that were rejected; sequences in slots begin at other times.
+    Chunks of a stream, each of which sees some before it or none, are pieces, too. A
+    memory of past tokens has no gradient by intention; the new tokens keep theirs.
     """
     adapter, length = script.adapter, script.sizes.k_len
     skip_unless(length > 1, "needs two tokens")
@@ -91,6 +93,8 @@ def incremental_decoding(script: Script) -> None:
         assert_prepared_memory_is_kept(script)
         return
     if adapter.memory:
+        if adapter.memory_maker.endswith("[0])"):  # one for all batch items
+            script.sizes = replace(script.sizes, batch_size=1)
         for first in range(1, length):
             assert_equal_after_memory(script, first)
         assert_gradients_after_memory(script)
@@ -220,6 +224,7 @@ def decode_in_all_ways(script: Script) -> None:
     assert_sequence_begins_anew(script)
     assert_reset_forgets_context(script)
     decode_after_rejection(script)
+    decode_after_unequal_rejection(script)
     decode_with_fork(script)
     decode_many(script)
     decode_beyond_limit(script)
@@ -584,7 +589,8 @@ def assert_equal_after_memory(script: Script, first: int, mode: str = "eval") ->
     )
     token = script.assign("token", f"{tokens}{rest}")
     last = replace(args, inputs=(token,), mask=None)
-    piece = script.call(last, **{script.adapter.memory: f"{tokens}{past}"})
+    memory = script.adapter.memory_maker.format(f"{tokens}{past}")
+    piece = script.call(last, **{script.adapter.memory: memory})
     whole = script.assign("y", f"{whole}{rest}")
     message = f"{{place}} differs if the first {first} tokens are given as memory"
     script.assert_close(whole, piece, message)
@@ -599,7 +605,8 @@ def assert_gradients_after_memory(script: Script) -> None:
     first = script.sizes.k_len // 2
     joined, past, rest, whole = call_with_gradients_of_rest(script, first)
     last = replace(joined, inputs=(rest,), mask=None)
-    piece = script.call(last, **{script.adapter.memory: past})
+    memory = script.adapter.memory_maker.format(past)
+    piece = script.call(last, **{script.adapter.memory: memory})
     message = f"the gradient at {{place}} differs with {first} tokens as memory"
     assert_gradients_equal(script, (whole, piece), rest, message)
 
@@ -863,7 +870,7 @@ def decode_in_slots(script: Script) -> None:
     slots = [n for n, t in adapter.extra_args.items() if t == names.SLOT_OF_ITEM]
     if adapter.cache != ("", "") or adapter.cache_args or not slots or length < 4:
         return
-    script.sizes = replace(script.sizes, batch_size=2)
+    usual, script.sizes = script.sizes, replace(script.sizes, batch_size=2)
     restart_with_cache(script)
     args, other = (
         script.make_arguments(script.all_allowed(length, length)) for _ in range(2)
@@ -896,7 +903,8 @@ def decode_in_slots(script: Script) -> None:
             script.exec_line(f"attention.{method}")
             one, last = part(0, 0, 1), part(1, length - 2, length - 1)
             call(f"{z}{one}", f"{x}{last}", (f"{again}{one}", f"{whole}{last}"))
-            return
+            break
+    script.sizes = usual
 
 
 def decode_in_freed_slot(script: Script) -> None:
@@ -1009,6 +1017,60 @@ def decode_after_rejection(script: Script) -> None:
         return  # the method takes something else
     message = f"{{place}} differs if two tokens were removed by `{methods[0]}` before"
     script.assert_close(whole, joined, message)
+
+
+def decode_after_unequal_rejection(script: Script) -> None:
+    """Nor have they if another number of tokens is removed for each batch item.
+
+    Then the items have other lengths, and the new token of each its own position. That
+    is tested where the method removes one token of all items, or keeps all but one.
+    """
+    adapter, length = script.adapter, script.sizes.k_len
+    if length < 4 or adapter.cache_args or not adapter.single_input:
+        return
+    restart_with_cache(script)
+    cache = empty_cache(script)
+    kind = type(script.evaluate(cache)) if cache != "None" else object
+    methods = [name for name in dir(kind) if names.CROP_PATTERN.fullmatch(name)]
+    usual, script.sizes = script.sizes, replace(script.sizes, batch_size=2)
+    second, last = length - 2, length - 1
+    ways = ([1, 1], [1, 0]), ([second, second], [second, last])
+    for equal, unequal in ways if methods else ():
+        with script.attempt():  # it may take something else
+            call = f"{methods[0]}(torch.tensor({equal}))"
+            one, other = outputs_after_rejection(script, call, [second, second])
+            if script.evaluate(f"torch.allclose({one}, {other}, atol=1e-4)"):
+                call = f"{methods[0]}(torch.tensor({unequal}))"
+                one, other = outputs_after_rejection(script, call, [second, last])
+                script.assert_close(one, other, f"{{place}} differs after `{call}`")
+                break
+    script.sizes = usual
+
+
+def outputs_after_rejection(
+    script: Script, call: str, places: list[int]
+) -> tuple[str, str]:
+    """The outputs of two sequences at two places: of the wholes, and decoded again.
+
+    All tokens but the last were decoded before, and a call of the cache removed some.
+    """
+    length = script.sizes.k_len
+    restart_with_cache(script)
+    args = script.make_arguments(script.all_allowed(length, length))
+    whole, cache = script.call(args), empty_cache(script)
+    _past, cache = call_with_cache(script, args, 0, length - 1, cache)
+    script.exec_line(f"{cache}.{call}")
+    parts = [
+        script.adapter.index(b=slice(n, n + 1), l=slice(place, place + 1))
+        for n, place in enumerate(places)
+    ]
+    expected, tokens = (
+        script.assign(name, f"torch.cat([{', '.join(name + part for part in parts)}])")
+        for name in (whole, args.inputs[0])
+    )
+    again = replace(args, inputs=(tokens,))
+    seen, _cache = call_with_cache(script, again, 0, 1, cache)
+    return expected, seen
 
 
 def assert_pieces_have_gradients(script: Script) -> None:
@@ -1320,53 +1382,3 @@ def contexts_of_items(
         usual[name] = text
         flipped[name] = f"{text}.flip({axes.index('b')})" if "b" in axes else text
     return replace(adapter, extra_args=usual), replace(adapter, extra_args=flipped)
-
-
-def reorder_methods(owner: Any) -> list[str]:
-    """The names of methods of a module or cache that reorder batch items.
-
-    That of a cache may have another name, and takes the items in their new order.
-    """
-    found = [name for name in dir(owner) if "reorder" in name]
-    if not isinstance(owner, Tensor):
-        for name, method in inspect.getmembers(type(owner), inspect.isfunction):
-            arguments = [*inspect.signature(method).parameters][1:]
-            is_one = len(arguments) == 1 and not name.startswith("_")
-            is_one = is_one and not caches.RESET_PATTERN.fullmatch(name)
-            is_one = is_one and name != "forward" and not hasattr(nn.Module, name)
-            if is_one and names.ORDER_PATTERN.fullmatch(arguments[0]):
-                found.append(name)
-    return found
-
-
-def flip_cache(script: Script, cache: str, argument: str) -> str:
-    """Reverse the batch items of a cache; return its variable, "" where it cannot be.
-
-    A part of a cache that was returned is reordered along the axis that has the batch
-    size. A module that stores its cache has a method for it, named as fairseq's, and so
-    may the cache.
-    """
-    batch_size = script.sizes.batch_size
-    methods = reorder_methods(script.namespace["attention"])
-    order = f"torch.arange({batch_size}).flip(0){script.to_device()}"
-    of_cache = reorder_methods(script.evaluate(cache)) if cache else []
-    if of_cache:
-        moved = script.assign("moved", f"{cache}.{of_cache[0]}({order})")
-        return moved if script.evaluate(f"{moved} is not None") else cache
-    if argument and methods:
-        method = f"attention.{methods[0]}"
-        given = [*inspect.signature(script.evaluate(method)).parameters]
-        is_order = names.ORDER_PATTERN.fullmatch
-        texts = [order if is_order(name) else cache for name in given]
-        with script.attempt():
-            moved = script.assign("moved", f"{method}({', '.join(texts)})")
-            is_moved = script.evaluate(f"{moved} is not None")
-            return moved if is_moved else cache
-    if argument:
-        if not script.evaluate(f"can_flip_items({cache}, {batch_size})"):
-            return ""
-        return script.assign("cache", f"flip_items({cache}, {batch_size})")
-    if not methods:
-        return ""
-    script.exec_line(f"attention.{methods[0]}({order})")
-    return cache

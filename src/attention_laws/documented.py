@@ -19,6 +19,7 @@ from torch import nn
 
 from attention_laws.names import (
     INTEGERS_PATTERN,
+    LENGTHS_PATTERN,
     MASK_PATTERN,
     POSITION_PATTERN,
     parameters_by_name,
@@ -731,7 +732,7 @@ def place_of_dropout(target: Any) -> str:
     >>> attend.__doc__ = "The weights used to compute the weighted average of values."
     >>> place_of_dropout(attend)
     'after'
-    >>> attend.__doc__ = "attn: maps with which the values of each head were mixed."
+    >>> attend.__doc__ = "The weights are those that were multiplied with the memory."
     >>> place_of_dropout(attend)
     'after'
     """
@@ -740,6 +741,7 @@ def place_of_dropout(target: Any) -> str:
     used += r"|(were|are) applied to (the )?values"
     mixed = r"(mixed|multiplied|weighted|averaged|summed|combined)"
     used += rf"|values (are|were|have been) {mixed} (with|by)|one with dropout"
+    used += rf"|those that (are|were|have been) {mixed} (with|by)"
     used += r"|by which the values (are|were) (multiplied|weighted)"
     used += r"|dropout (and[\w ]* )?included|actually (used|applied)"
     used += rf"|(with|by) which (the )?\w+( of \w+ \w+)? were {mixed}"
@@ -788,6 +790,21 @@ def comments_of(target: Any) -> str:
     """All comments in the code of a class or a function, in one line."""
     kind = type(target) if isinstance(target, nn.Module) else target
     return in_one_line(re.findall("#+(.*)", source_of(kind)))
+
+
+def has_slopes_of_code(target: Any) -> bool:
+    r"""Whether a file says that its slopes of ALiBi are those of published code.
+
+    >>> def attend(x): "The slopes are those of the authors' code."
+    >>> has_slopes_of_code(attend), has_slopes_of_code(counts_from_the_end)
+    (True, False)
+    """
+    scope = vars(inspect.getmodule(target) or object)
+    functions = (f for f in scope.values() if inspect.isfunction(f))
+    own = [f for f in functions if f"{f.__name__}(" in source_of(target)]
+    texts = [*docstrings(target), *(inspect.getdoc(f) or "" for f in own)]
+    of_code = r"(?i:slope).*\b(code|implementation|BLOOM|MPT)\b"
+    return any(re.search(of_code, in_one_line([text])) for text in texts)
 
 
 def counts_from_the_end(target: Any) -> bool:
@@ -1226,6 +1243,8 @@ def template(
     counts = {"{length}", "{k_len}", ALL_EDGES}
     if are_integers:
         return f"torch.zeros({', '.join(shape)}, dtype=torch.int64){{device}}"
+    if not before and LENGTHS_PATTERN.search(name):  # of a part, such as a prefix
+        return f"torch.ones({shape[0]}, dtype=torch.int64){{device}}"
     is_number = shape[-1] in counts and not counts & {*shape[:-1]}
     if is_number or {*shape} == {"{length}", "{batch_size}"}:
         return f"torch.zeros({', '.join(shape)}){{dtype}}"

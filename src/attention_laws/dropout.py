@@ -818,7 +818,10 @@ def assert_heads_drop_apart(script: Script, many: CallArguments) -> None:
     adapter, heads = script.adapter, script.sizes.heads
     width = heads * script.sizes.d_k
     layers = structure.layers_by_role(script.evaluate("attention"), width)
-    if "out" not in layers or documented.drops_alike_in_heads(adapter.target):
+    if documented.drops_alike_in_heads(adapter.target):
+        return
+    if "out" not in layers:
+        assert_outputs_drop_apart(script, many)
         return
     layer = f"attention.get_submodule({layers['out']!r})"
     arguments = f"lambda: {script.call_source(many)}, {layer}"
@@ -839,6 +842,24 @@ def assert_heads_drop_apart(script: Script, many: CallArguments) -> None:
     claim = f"torch.linalg.matrix_rank({spread}, rtol=1e-3) >= {heads}"
     if script.evaluate(f"{spread}.norm() > 1e-3 * {last}.norm()"):
         script.assert_true(claim, message)
+
+
+def assert_outputs_drop_apart(script: Script, many: CallArguments) -> None:
+    """The same for outputs, as far as heads are summed there by weights of their own.
+
+    Those of several shards are, in each of which a mask may be drawn for its heads.
+    """
+    heads = script.sizes.heads
+    with script.rollback(), WeightsRecorder() as recorder:
+        output = script.evaluate(script.call(many))
+    calls = len(recorder.found)
+    if not 1 < calls < heads or output.dim() != 3 or output.shape[-1] < heads:
+        return
+    last = f"{script.call(many)}.movedim({copies_first(script)}, [0, 1])[:, -1]"
+    spread = script.assign("spread", f"({last} - {last}.mean(0)).detach()")
+    message = f"of {heads} heads, some share one dropout mask"
+    claim = f"torch.linalg.matrix_rank({spread}, rtol=1e-3) >= {heads}"
+    script.assert_true(claim, message)
 
 
 def count_keys(script: Script, args: CallArguments) -> int:

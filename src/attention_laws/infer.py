@@ -76,6 +76,7 @@ from attention_laws.embedded import (
 from attention_laws.infer_cache import (
     infer_cache,
     infer_context_cache,
+    infer_made_memory,
     infer_memory,
     infer_reset,
 )
@@ -1000,6 +1001,7 @@ def infer_behavior(probe: CallProbe) -> None:
         if not probe.adapter.context_cache:
             infer_cache(probe)
             infer_memory(probe)
+            infer_made_memory(probe)
             infer_context_cache(probe)
 
 

@@ -9,6 +9,7 @@ transformers, torchtune and WeNet.
 """
 
 import inspect
+import itertools
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -384,13 +385,53 @@ def infer_memory(probe: CallProbe) -> None:
                 probe.record("memory", f"`{name}`", "inferred", memory=name)
 
 
-def continues(probe: CallProbe, name: str) -> bool:
+# Methods that make what an argument takes of the tokens before the input.
+MAKER_PATTERN = re.compile(
+    r"(encode|build|make|compute|prefill|prepare|project|cache|run|process)_(\w+_)?"
+    r"(prefix|prompt|history|past|shared)(_\w+)?"
+)
+MADE_PATTERN = re.compile(r"(\w+_)?(prefix|prompt|history|past|shared)(_\w+)?")
+
+
+def infer_made_memory(probe: CallProbe) -> None:
+    """The argument that takes what a method makes of the tokens before the first one.
+
+    These may be the same for all batch items. If tokens have positions, the outputs
+    have to be those of the whole.
+    """
+    adapter = probe.adapter
+    if not adapter.single_input or adapter.cache or adapter.memory or adapter.is_pooled:
+        return
+    call = probe.try_call(batch_size=1)
+    methods = filter(MAKER_PATTERN.fullmatch, dir(adapter.target))
+    optional = filter(MADE_PATTERN.fullmatch, names.optional_tensors(adapter))
+    for method, name in itertools.product(methods, [*optional]):
+        parameters = names.parameters_of_method(adapter.target, method)
+        if call is None or len(parameters) != 1:
+            continue
+        past = call[0].random_expression(*call[0].evaluate(call[1].inputs[0]).shape)
+        for maker in (f"attention.{method}({{}})", f"attention.{method}({{}}[0])"):
+            more = {name: maker.format(past)}
+            given = probe.try_call(batch_size=1, more=more)
+            if given is None:
+                continue
+            output = given[0].evaluate(given[0].call(given[1], **more))
+            if torch.equal(output, output_of(call)):
+                continue
+            fields = {"memory": name, "memory_maker": maker}
+            if adapter.positions == "none" or continues(probe, name, maker):
+                text = f"`{name}`, made by `{method}`"
+                probe.record("memory", text, "inferred", **fields)
+            return
+
+
+def continues(probe: CallProbe, name: str, maker: str = "{}") -> bool:
     """Whether the tokens before the others can be given as this argument.
 
     In training or in evaluation, the outputs of the others are then the same.
     """
     for mode in ("eval", "train"):
-        adapter = replace(probe.adapter, memory=name)
+        adapter = replace(probe.adapter, memory=name, memory_maker=maker)
         with suppress(LawViolation, ScriptError):
             script = script_of_length(adapter, probe.options, 5)
             assert_equal_after_memory(script, 3, mode)

@@ -8,16 +8,18 @@ Source: `torch.nn.Dropout`, `torch.nn.MultiheadAttention`, which has an attribut
 and Hugging Face's transformers, which read configs.
 """
 
+import copy
 import re
 from collections.abc import Iterator
+from dataclasses import is_dataclass
 from functools import cache
+from operator import attrgetter
 from types import CodeType, SimpleNamespace
-from typing import Any
 
 from torch import nn
 
 from attention_laws.names import KEEP_PATTERN, RATE_PATTERN
-from attention_laws.structure import codes_of
+from attention_laws.structure import codes_of, is_of_user
 
 
 def set_dropout(module: nn.Module, p: float, place: str | None = None) -> bool:
@@ -36,9 +38,20 @@ def set_dropout(module: nn.Module, p: float, place: str | None = None) -> bool:
     for found, part, name in rates_of(module):
         if place in (None, found):
             value = 1 - p if is_kept(name) else p
-            changed |= getattr(part, name) != value
-            setattr(part, name, value)
+            changed |= attrgetter(name)(part) != value
+            set_rate(part, name, value)
     return changed
+
+
+def set_rate(part: nn.Module, name: str, value: float) -> None:
+    """Set a probability; a config, which other modules may share, is replaced."""
+    attribute, _, field = name.rpartition(".")
+    if attribute:
+        config = copy.copy(getattr(part, attribute))
+        object.__setattr__(config, field, value)  # it may be frozen
+        setattr(part, attribute, config)
+    else:
+        setattr(part, name, value)
 
 
 def dropout_places(module: nn.Module) -> list[str]:
@@ -66,7 +79,7 @@ def active_dropout(module: nn.Module) -> list[str]:
     found = [
         place
         for place, part, name in rates_of(module)
-        if getattr(part, name) != float(is_kept(name))
+        if attrgetter(name)(part) != float(is_kept(name))
     ]
     return list(dict.fromkeys(found))
 
@@ -80,13 +93,13 @@ def dropout_names(module: nn.Module, place: str) -> list[str]:
     return [
         place.rpartition(".")[2]
         if isinstance(part, nn.modules.dropout._DropoutNd)
-        else name
+        else name.rpartition(".")[2]
         for found, part, name in rates_of(module)
         if found == place
     ]
 
 
-def rates_of(module: nn.Module) -> Iterator[tuple[str, Any, str]]:
+def rates_of(module: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
     """The dropout probabilities: the place, the submodule and the attribute of each.
 
     One that is the probability to keep may be derived from another one: they are then
@@ -98,35 +111,30 @@ def rates_of(module: nn.Module) -> Iterator[tuple[str, Any, str]]:
         for name in names:
             place = f"{path}.{name}".lstrip(".") if are_apart else path
             yield place_of(place), part, name
-        for config, name in rates_in_configs(part):
-            yield place_of(f"{path}.{name}".lstrip(".")), config, name
+        for name in rates_in_configs(part):
+            field = name.rpartition(".")[2]
+            yield place_of(f"{path}.{field}".lstrip(".")), part, name
 
 
-def rates_in_configs(part: nn.Module) -> list[tuple[Any, str]]:
+def rates_in_configs(part: nn.Module) -> list[str]:
     r"""The dropout probabilities in configs that code of a module reads in a call.
 
     >>> class Attention(nn.Module):
     ...     def forward(self, x): return dropout(x, self.config.attention_drop)
     >>> attention = Attention()
     >>> attention.config = SimpleNamespace(attention_drop=0.1, embedding_drop=0.2)
-    >>> [name for _config, name in rates_in_configs(attention)]
-    ['attention_drop']
+    >>> rates_in_configs(attention)
+    ['config.attention_drop']
     """
     found = [
-        (attribute, config, name)
+        (attribute, name)
         for attribute, config in vars(part).items()
-        if isinstance(config, SimpleNamespace) or is_changeable_record(config)
+        if isinstance(config, SimpleNamespace) or is_dataclass(config)
         for name, value in vars(config).items()
         if "drop" in name.lower() and type(value) in (int, float) and 0 <= value <= 1
     ]
     read = {n for code in codes_of_part(part) for n in code.co_names} if found else ()
-    return [(config, name) for where, config, name in found if {where, name} <= {*read}]
-
-
-def is_changeable_record(value: Any) -> bool:
-    """Whether it is an instance of a dataclass whose fields may be set."""
-    parameters = getattr(type(value), "__dataclass_params__", None)
-    return parameters is not None and not parameters.frozen
+    return [".".join(names) for names in found if {*names} <= {*read}]
 
 
 def place_of(name: str) -> str:
@@ -169,8 +177,9 @@ def uses_random(part: nn.Module) -> bool:
 
 
 def codes_of_part(part: nn.Module) -> Iterator[CodeType]:
-    """The code of each method of a module, but for its constructor."""
-    methods = [f for name, f in vars(type(part)).items() if name != "__init__"]
+    """The code of each method of a module, but for its constructors."""
+    kinds = filter(is_of_user, type(part).__mro__)
+    methods = [f for k in kinds for name, f in vars(k).items() if name != "__init__"]
     return (code for f in (part.forward, *methods) for code in codes_of(f))
 
 

@@ -174,7 +174,7 @@ def values_beside_sink(script: Script, layers: dict[str, str]) -> list[int]:
     places = torch.arange(total)
     thirds = places[-width:], places[:width], places[total // 3 :][:width]
     of_heads = places.view(width // usual.d_k, -1)[:, -usual.d_k :]
-    for part in (*thirds, of_heads):
+    for part in (*thirds, of_heads) if total in (2 * width, 3 * width) else ():
         features = part.flatten().tolist()
         context = call_with_values(script, features, 0, layers["out"])[1]
         if script.evaluate(f"not {context}.any()"):

@@ -22,6 +22,7 @@ from specimens.positions import (
     RotaryOfQuarter,
     RotaryOfRoundedTimes,
     RotatedInEachDtype,
+    SeriesAsIfOfCode,
 )
 from specimens.scores import ValuesOfNeighbors
 
@@ -161,3 +162,10 @@ def test_values_with_positions_do_not_tell_the_weights() -> None:
     report = check(ValuesOfNeighbors, skip=others, positions="relative")
     details = {result.law.name: result.detail for result in report.not_applicable}
     assert [details[law] for law in laws] == ["its values may have positions"] * 2
+
+
+@pytest.mark.slow
+def test_slopes_in_one_series_are_no_excuse_for_a_file_that_names_the_code() -> None:
+    others = [name for name in LAWS if name != "linear_bias"]
+    report = check(SeriesAsIfOfCode, skip=others, positions="alibi")
+    assert [result.law.name for result in report.failed] == ["linear_bias"], report

@@ -63,4 +63,10 @@ def test_a_probability_that_each_call_reads_from_a_config_is_set_there() -> None
     assert set_dropout(changed, 0.5)
     configs = [each[0].config for each in (changed, module)]
     assert configs == [Config(0.5, 0.2), Config()]
-    assert dropout_places(ReadsConfig(FrozenConfig())) == []
+
+
+def test_a_config_that_others_may_share_stays_as_it_is() -> None:
+    for config in (Config(), FrozenConfig()):
+        module = ReadsConfig(config)
+        assert set_dropout(module, 0.5)
+        assert (module.config.attention_drop, config.attention_drop) == (0.5, 0.1)

@@ -1995,6 +1995,26 @@ class NewestOfContext(MaskedSelfAttention):
         )
 
 
+class RoundsToBytes(MaskedSelfAttention):
+    """Keys and values are rounded to 8 bits, in units of the largest of each token."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        del self.query, self.key, self.value
+        self.qkv = nn.Linear(d_model, 3 * d_model)
+
+    def forward(self, x: Tensor) -> Any:
+        q, k, v = map(self.split, self.qkv(x).chunk(3, dim=-1))
+        k, v = self.rounded(k), self.rounded(v)
+        future = torch.ones_like(x[0] @ x[0].mT, dtype=torch.bool).triu(1)
+        scores = self.score(q, k).masked_fill(future, -torch.inf)
+        return self.join(scores.softmax(dim=-1) @ v)
+
+    def rounded(self, x: Tensor) -> Tensor:
+        unit = x.abs().amax(dim=-1, keepdim=True).clamp_min(1e-8) / 127
+        return (x / unit).round().to(torch.int8) * unit
+
+
 VIOLATING: Violations = {
     "rows_sum_to_one": [
         (attend_by_blocks_unscaled, {}),
@@ -2170,6 +2190,7 @@ PASSING_ONE: Passes = [
 
 
 EXCUSED: Excuses = [
+    ("equal_values", RoundsToBytes, "has values without gradients"),
     ("formula", FactorsOfAttention, "projections not found"),
     ("formula", MaximalUpdate, "a scale that is documented"),
     ("formula", DividedByLayers, "a scale that is documented"),

@@ -1374,8 +1374,66 @@ class FramesSeeTextInTurn(FramesSeeText):
         return text.repeat(num_frames, 1, 1)
 
 
+class PrefixOfEach(SelfAttention):
+    """All tokens see the prefix of their sequence, and those before them."""
+
+    def forward(self, x: Tensor, prefix_lens: Tensor, lengths: Tensor) -> Any:  # type: ignore[override]
+        """
+        x: (B, T, D); prefix_lens: (B,) tokens of the prefix; lengths: (B,) of tokens
+        """
+        place = torch.arange(x.shape[1], device=x.device)
+        is_prefix = place < self.prefix(prefix_lens)[:, None]
+        allowed = (place <= place[:, None]) | is_prefix[:, None]
+        y = Correct.forward(self, x, x, x, allowed)
+        return y.masked_fill((place >= lengths[:, None])[..., None], 0.0)
+
+    def prefix(self, lengths: Tensor) -> Tensor:
+        return lengths
+
+
+class LongestPrefix(PrefixOfEach):
+    def prefix(self, lengths: Tensor) -> Tensor:
+        return lengths.max().expand_as(lengths)
+
+
+class OptionalPrefixOfEach(PrefixOfEach):
+    def forward(self, x: Tensor, prefix_lens: Tensor | None = None) -> Any:  # type: ignore[override]
+        """x: (B, T, D); prefix_lens: (B,) of tokens of the prefix, if there is one"""
+        whole = torch.full((len(x),), x.shape[1], device=x.device)
+        prefix = torch.zeros_like(whole) if prefix_lens is None else prefix_lens
+        return super().forward(x, prefix, whole)
+
+
+class OptionalLongestPrefix(OptionalPrefixOfEach):
+    def prefix(self, lengths: Tensor) -> Tensor:
+        return lengths.max().expand_as(lengths)
+
+
+class BiasOfDepth(Correct):
+    """x: [B, C, H, W]; depth: [B, H, W], the distance of each pixel to the camera."""
+
+    def forward(self, x: Tensor, depth: Tensor) -> Any:  # type: ignore[override]
+        tokens, far = x.flatten(2).mT, self.of_items(depth.to(x)).flatten(1)
+        q, k, v = map(
+            self.split, (self.query(tokens), self.key(tokens), self.value(tokens))
+        )
+        scores = self.score(q, k) - (far[:, None] - far[:, :, None]).abs()[:, None]
+        return self.join(scores.softmax(dim=-1) @ v).mT.reshape(x.shape)
+
+    def of_items(self, depth: Tensor) -> Tensor:
+        return depth
+
+
+class BiasOfFirstDepth(BiasOfDepth):
+    def of_items(self, depth: Tensor) -> Tensor:
+        return depth[:1].expand_as(depth)
+
+
 VIOLATING: Violations = {
     "batch_independence": [
+        (BiasOfFirstDepth, {}),
+        (OptionalLongestPrefix, {}),
+        (LongestPrefix, {}),
         (FramesSeeTextInTurn, {}),
         (SeesOtherCameras, {}),
         (GapsOfAll, {}),
@@ -1438,6 +1496,9 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("batch_independence", BiasOfDepth),
+    ("batch_independence", OptionalPrefixOfEach),
+    ("batch_independence", PrefixOfEach),
     ("batch_independence", FramesSeeText),
     ("parameter_gradients", SeesCameras),
     ("batch_independence", SeesCameras),

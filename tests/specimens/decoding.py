@@ -2437,11 +2437,97 @@ class ChunksBeginAnew(ChunksOfRelatives):
         return 0
 
 
+class DraftedTokens:
+    """Tokens of a batch; of each item, those that were rejected are forgotten."""
+
+    def __init__(self, batch: int, width: int, dtype: torch.dtype) -> None:
+        self.tokens = torch.zeros(batch, 400, width, dtype=dtype)
+        self.ends = torch.zeros(batch).long()
+
+    def rollback(self, rejected: Tensor) -> None:
+        self.ends = self.ends - rejected
+
+
+class VerifiesDraftsOfItems(Correct):
+    """The verifier accepts another number of tokens for each item."""
+
+    def make_cache(self, batch: int) -> DraftedTokens:
+        return DraftedTokens(batch, self.out.in_features, self.out.weight.dtype)
+
+    def forward(self, x: Tensor, cache: DraftedTokens | None = None) -> Any:  # type: ignore[override]
+        cache = self.make_cache(len(x)) if cache is None else cache
+        number = torch.arange(x.shape[1], device=x.device)
+        place = cache.ends[:, None] + number
+        item = torch.arange(len(x), device=x.device)[:, None]
+        cache.tokens = cache.tokens.index_put((item, place), x)
+        cache.ends = cache.ends + x.shape[1]
+        seen = cache.tokens[:, : int(cache.ends.max())]
+        number = torch.arange(seen.shape[1], device=x.device)
+        q, k, v = map(self.split, (self.query(x), self.key(seen), self.value(seen)))
+        q, k = turned(q, self.of_items(place)), turned(k, number[None])
+        allowed = number <= place[..., None]
+        return self.join(self.weigh(self.score(q, k), allowed) @ v)
+
+    def of_items(self, place: Tensor) -> Tensor:
+        return place
+
+
+class VerifiesAtLongest(VerifiesDraftsOfItems):
+    def of_items(self, place: Tensor) -> Tensor:
+        return place.amax(dim=0, keepdim=True).expand_as(place)
+
+
+def turned(x: Tensor, place: Tensor) -> Tensor:
+    """Pairs of features of heads, rotated by the position of a token in its item."""
+    speed = 0.3 ** torch.arange(x.shape[3] // 2, device=x.device)
+    angle = place[:, None, :, None] * speed
+    a, b = x.unflatten(-1, (-1, 2)).unbind(-1)
+    pair = a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()
+    return torch.stack(pair, dim=-1).flatten(-2).to(x)
+
+
+class EncodesPrefix(Correct):
+    """The keys of a prompt are computed once, for all sequences that continue it."""
+
+    def encode_prefix(self, prefix: Tensor) -> tuple[Tensor, Tensor]:
+        """prefix: (length, width)"""
+        return self.key(prefix[None]), self.value(prefix[None])
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, prefix_kv: tuple[Tensor, Tensor] | None = None
+    ) -> Any:
+        q, k, v = map(self.split, (self.query(x), self.key(x), self.value(x)))
+        scores = self.score(q, k)
+        future = torch.ones_like(scores[0, 0], dtype=torch.bool).triu(1)
+        parts = [(scores.masked_fill(future, -torch.inf), v)]
+        if prefix_kv is not None:
+            k, v = map(self.split, prefix_kv)
+            parts.append((self.score(q, k), v))
+        most = [scores.amax(dim=-1, keepdim=True) for scores, _ in parts]
+        shares = [(s - m).exp() for (s, _), m in zip(parts, most, strict=True)]
+        factors = self.factors(torch.stack(most))
+        pairs = [
+            (f * s, v) for f, s, (_, v) in zip(factors, shares, parts, strict=True)
+        ]
+        total = sum(s.sum(dim=-1, keepdim=True) for s, _ in pairs)
+        return self.join(sum(s @ v for s, v in pairs) / total)
+
+    def factors(self, most: Tensor) -> Tensor:
+        return (most - most.amax(dim=0)).exp()
+
+
+class JoinsPrefixAsItIs(EncodesPrefix):
+    def factors(self, most: Tensor) -> Tensor:
+        return torch.ones_like(most)
+
+
 VIOLATING: Violations = {
     "earlier_calls": [
         (VerifiesAsManyDrafts, {}),
     ],
     "incremental_decoding": [
+        (JoinsPrefixAsItIs, {}),
+        (VerifiesAtLongest, {}),
         (ChunksBeginAnew, {}),
         (PagesFromTopLeft, {}),
         (StepsToLongestSlot, {}),
@@ -2541,6 +2627,8 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("incremental_decoding", EncodesPrefix),
+    ("incremental_decoding", VerifiesDraftsOfItems),
     ("batch_independence", PagesOfServer),
     ("no_side_effects", SlotsOfServer),
     ("incremental_decoding", ChunksOfRelatives),

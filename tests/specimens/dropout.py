@@ -1,6 +1,7 @@
 """Modules that violate the laws of dropout, or come near to it."""
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -1122,8 +1123,75 @@ class WithDropsForQueries(SelfAttention):
         self.dropout = DropsKeysForQueries(dropout)  # type: ignore[assignment]
 
 
+class OfShards(nn.Module):
+    """The outputs of two shards are summed, each of which has half of the heads."""
+
+    def __init__(self, d_model: int, heads: int, dropout: float = 0.1) -> None:
+        super().__init__()
+        if heads % 2:
+            raise ValueError("each shard has the same number of heads")
+        self.heads, self.dropout = heads // 2, dropout
+        self.qkv, self.outputs = (
+            nn.ParameterList(nn.Parameter(torch.randn(*shape)) for _ in range(2))
+            for shape in ((d_model, 3 * d_model // 2), (d_model // 2, d_model))
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        y, kept = torch.zeros_like(x), self.keep(x)
+        for weight, last in zip(self.qkv, self.outputs, strict=True):
+            parts = (x @ weight).unflatten(-1, (3, self.heads, -1))
+            q, k, v = parts.permute(2, 0, 3, 1, 4)
+            weights = (q * q.shape[-1] ** -0.5 @ k.mT).softmax(dim=-1)
+            kept = self.next(kept, x)
+            y = y + (weights * kept @ v).transpose(1, 2).flatten(2) @ last
+        return y
+
+    def keep(self, x: Tensor) -> Tensor:
+        p = self.dropout if self.training else 0.0
+        shape = len(x), self.heads, x.shape[1], x.shape[1]
+        return (torch.rand(shape, device=x.device) >= p).to(x) / max(1 - p, 1e-9)
+
+    def next(self, kept: Tensor, x: Tensor) -> Tensor:
+        return self.keep(x)
+
+
+class ShardsDropAlike(OfShards):
+    def next(self, kept: Tensor, x: Tensor) -> Tensor:
+        return kept
+
+
+@dataclass(frozen=True)
+class ConfigOfHeads:
+    dim: int = 64
+    heads: int = 8
+    p_drophead: float = 0.2
+
+
+class DropsHeadsOfConfig(SelfAttention):
+    """In training, heads are dropped, with the probability that the config has."""
+
+    def __init__(self, config: ConfigOfHeads) -> None:
+        super().__init__(config.dim, config.heads, 0.0)
+        self.config = config
+
+    def read(self, weights: Tensor, v: Tensor) -> Tensor:
+        p = self.config.p_drophead if self.training else 0.0
+        kept = torch.rand_like(weights[:, :, :1, :1]) >= p
+        return weights @ v * kept * self.factor(p)
+
+    def factor(self, p: float) -> float:
+        return 1 / max(1 - p, 1e-9)
+
+
+class HeadsOfConfigUnscaled(DropsHeadsOfConfig):
+    def factor(self, p: float) -> float:
+        return 1.0
+
+
 VIOLATING: Violations = {
     "dropout": [
+        (HeadsOfConfigUnscaled, {}),
+        (ShardsDropAlike, {}),
         (DropsHeadsUnscaled, {}),
         (HidesAllSlots, {}),
         (DropsHeadsOfBatch, {}),
@@ -1169,6 +1237,8 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("dropout", DropsHeadsOfConfig),
+    ("dropout", OfShards),
     ("dropout", WithDropsForQueries),
     ("dropout", HidesSlots),
     ("dropout", GraphLayerWithHeadsLast),

@@ -693,6 +693,23 @@ class AroundNodesAsGiven(AroundNodes):
         return z
 
 
+class FramesOfClips(SelfAttention):
+    """x: (B, T, H, W, C). num_frames: (B,), how many frames of each clip are real."""
+
+    def forward(self, x: Tensor, num_frames: Tensor | None = None) -> Any:  # type: ignore[override]
+        b, t, h, w, _ = x.shape
+        real = torch.ones(b, t, dtype=torch.bool, device=x.device)
+        if num_frames is not None:
+            real = torch.arange(t, device=x.device) < num_frames[:, None]
+        pixels = x.permute(0, 2, 3, 1, 4).flatten(0, 2)
+        kept = real.repeat_interleave(h * w, dim=0)[:, None].expand(-1, t, -1)
+        y = Correct.forward(self, pixels, pixels, pixels, kept)
+        y = x + y.view(b, h, w, t, -1).permute(0, 3, 1, 2, 4)
+        frames = y.flatten(0, 1).flatten(1, 2)
+        z = Correct.forward(self, frames, frames, frames).view_as(y)
+        return (y + z).masked_fill(~real[..., None, None, None], 0.0)
+
+
 VIOLATING: Violations = {
     "sampling_offsets": [
         (SamplesMapsByHeight, {}),
@@ -775,6 +792,7 @@ PASSING_ONE: Passes = [
 
 
 EXCUSED: Excuses = [
+    ("padding", FramesOfClips, "has no mask"),
     ("image_windows", OverDateLine, "documented to meet"),
     ("linear_bias", OnGlobeByAlibi, "distances on a circle"),
     ("rectangular_images", MergedToFour, "as many in each image"),

@@ -1331,6 +1331,16 @@ class RotatedVideoInHalf(RotatedVideo):
         return self.frame.to(x.dtype)
 
 
+def slopes_in_series(heads: int) -> Tensor:
+    """The slopes of the authors' code, which BLOOM has, too."""
+    return 2.0 ** (-8.0 * torch.arange(1, heads + 1) / heads)
+
+
+class SeriesAsIfOfCode(LinearBias):
+    def slopes(self, heads: int) -> Tensor:
+        return slopes_in_series(heads)
+
+
 VIOLATING: Violations = {
     "moved_coordinates": [
         (MovesAtomsTooFar, {}),
@@ -1358,6 +1368,7 @@ VIOLATING: Violations = {
         (RotatedVideoInHalf, {}),
     ],
     "linear_bias": [
+        (SeriesAsIfOfCode, {"positions": "alibi"}),
         (AlibiOfPastOnly, {}),
         (AlibiByDistanceInOrder, {}),
         (BiasWithWrongSign, {"positions": "alibi"}),
