@@ -122,10 +122,11 @@ def freeing_methods(target: Any) -> list[str]:
     ['evict(1)', 'free(torch.tensor([1]))']
     """
     calls = []
-    for name in filter(RESET_PATTERN.fullmatch, dir(target)):
-        if not inspect.isfunction(getattr(target, name)):
+    kind = target if isinstance(target, type) else type(target)
+    for name in filter(RESET_PATTERN.fullmatch, dir(kind)):
+        if not inspect.isfunction(getattr(kind, name)):
             continue  # as those of a dict are
-        parameters = names.parameters_of_method(target, name)
+        parameters = names.parameters_of_method(kind, name)
         if len(parameters) == 1 and SLOT_PATTERN.fullmatch(parameters[0].name):
             is_int = parameters[0].annotation in (int, "int")
             calls.append(f"{name}({'1' if is_int else 'torch.tensor([1])'})")

@@ -868,7 +868,8 @@ def decode_in_slots(script: Script) -> None:
     """
     adapter, length = script.adapter, script.sizes.k_len
     slots = [n for n, t in adapter.extra_args.items() if t == names.SLOT_OF_ITEM]
-    if adapter.cache != ("", "") or adapter.cache_args or not slots or length < 4:
+    is_plain = adapter.cache == ("", "") and not adapter.cache_args
+    if not is_plain or not slots or length < 4 or "b" not in adapter.layout:
         return
     usual, script.sizes = script.sizes, replace(script.sizes, batch_size=2)
     restart_with_cache(script)
@@ -880,11 +881,11 @@ def decode_in_slots(script: Script) -> None:
 
     def call(first: str, second: str, outputs: Sequence[str]) -> None:
         """Call it with some tokens of the first, and some of the second sequence."""
-        tokens = script.assign("tokens", f"torch.cat([{first}, {second}])")
+        tokens = script.assign("tokens", join_items(script, [first, second]))
         given = {slots[0]: f"torch.tensor([1, 0]){script.to_device()}"}
         source = script.argument_source(replace(args, inputs=(tokens,)), **given)
         seen = script.assign_output(f"attention({source})", args)
-        expected = script.assign("y", f"torch.cat([{', '.join(outputs)}])")
+        expected = script.assign("y", join_items(script, outputs))
         message = "{place} differs if the sequences in its slots have other lengths"
         script.assert_close(expected, seen, message)
 
@@ -907,11 +908,21 @@ def decode_in_slots(script: Script) -> None:
     script.sizes = usual
 
 
+def has_items(script: Script) -> bool:
+    """Whether the one input has an axis of batch items."""
+    return script.adapter.single_input and "b" in script.adapter.layout
+
+
+def join_items(script: Script, parts: Sequence[str]) -> str:
+    """The batch items of several tensors, as source text."""
+    return f"torch.cat([{', '.join(parts)}], dim={script.adapter.layout.index('b')})"
+
+
 def decode_in_freed_slot(script: Script) -> None:
     """A sequence begins in the slot of another one, which a cache object has freed."""
     adapter, usual = script.adapter, script.sizes
     assert adapter.cache is not None
-    if not adapter.cache[0] or adapter.cache_args or not adapter.single_input:
+    if not adapter.cache[0] or adapter.cache_args or not has_items(script):
         return
     length = min(usual.k_len, 5)
     script.sizes = replace(usual, batch_size=2, q_len=length, k_len=length)
@@ -927,7 +938,7 @@ def decode_in_freed_slot(script: Script) -> None:
             _past, cache = call_with_cache(script, args, 0, length - 1, cache)
             script.exec_line(f"{cache}.{method}")
             tokens, expected = (
-                f"torch.cat([{one}{parts[0]}, {two}{parts[1]}])"
+                join_items(script, [f"{one}{parts[0]}", f"{two}{parts[1]}"])
                 for one, two in ((args.inputs[0], other.inputs[0]), outputs)
             )
             tokens = script.assign("tokens", tokens)
@@ -1026,7 +1037,7 @@ def decode_after_unequal_rejection(script: Script) -> None:
     is tested where the method removes one token of all items, or keeps all but one.
     """
     adapter, length = script.adapter, script.sizes.k_len
-    if length < 4 or adapter.cache_args or not adapter.single_input:
+    if length < 4 or adapter.cache_args or not has_items(script):
         return
     restart_with_cache(script)
     cache = empty_cache(script)
@@ -1065,7 +1076,7 @@ def outputs_after_rejection(
         for n, place in enumerate(places)
     ]
     expected, tokens = (
-        script.assign(name, f"torch.cat([{', '.join(name + part for part in parts)}])")
+        script.assign(name, join_items(script, [name + part for part in parts]))
         for name in (whole, args.inputs[0])
     )
     again = replace(args, inputs=(tokens,))

@@ -101,7 +101,7 @@ def with_memory(
     called = list(inspect.signature(attention.forward).parameters.values())
     given = names.parameters_of_method(attention, method)
     required = [p for p in called[2:] if p.default is p.empty]
-    if taker:
+    if is_optional := bool(taker):
         prepared = {taker, *(p.name for p in given)}
         required = [p for p in called[2:] if p.name in prepared]
     elif required:
@@ -126,7 +126,7 @@ def with_memory(
         def again(self, x: Any, **options: Any) -> Any:
             return super().forward(x, **self.prepared, **options)
 
-    if given[0].name in {p.name for p in required}:
+    if is_optional and given[0].name in {p.name for p in required}:
         Prepared.unprepared = attention.forward
     signature = inspect.Signature([called[0], query, memory, *others, *rest])
     Prepared.forward.__signature__ = signature  # type: ignore[attr-defined]

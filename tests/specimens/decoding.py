@@ -2521,6 +2521,25 @@ class JoinsPrefixAsItIs(EncodesPrefix):
         return torch.ones_like(most)
 
 
+class NeedsProjectedMemory(Correct):
+    """`memory = attention.project(memory)`, once for all steps."""
+
+    def project(self, memory: Tensor) -> dict[str, Tensor]:
+        return {"k": self.key(memory), "v": self.value(memory)}
+
+    def forward(self, x: Tensor, memory: dict[str, Tensor]) -> Any:  # type: ignore[override]
+        q, k, v = map(self.split, (self.query(x), memory["k"], memory["v"]))
+        return self.join(self.read(self.weigh(self.score(q, k), None), v))
+
+
+class PositionsFirstInSlots(SlotsOfServer):
+    """The first axis is that of positions."""
+
+    def forward(self, x: Tensor, slots: Tensor) -> Any:
+        y: Tensor = super().forward(x.transpose(0, 1), slots)
+        return y.transpose(0, 1)
+
+
 VIOLATING: Violations = {
     "earlier_calls": [
         (VerifiesAsManyDrafts, {}),
@@ -2627,6 +2646,8 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("incremental_decoding", PositionsFirstInSlots),
+    ("incremental_decoding", NeedsProjectedMemory),
     ("incremental_decoding", EncodesPrefix),
     ("incremental_decoding", VerifiesDraftsOfItems),
     ("batch_independence", PagesOfServer),
