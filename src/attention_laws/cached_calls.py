@@ -4,7 +4,8 @@ A law that decodes calls an attention with some tokens and with the cache of tho
 before. The cache may be an argument, which a call modifies or returns anew, or a part
 of the module, of which a sequence then needs a copy. A beam search reorders its items.
 
-Source: [how the cache is passed](infer_cache.md) is inferred.
+Source: the decoding loops of public code. [Another module](infer_cache.md) infers how
+the cache is passed.
 """
 
 import inspect
