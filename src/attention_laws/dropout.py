@@ -395,9 +395,13 @@ def assert_as_many_directions(script: Script, y: str) -> None:
 
     What remains of the weights of a head is a factor of its values.
     """
+    assert_rank_of_heads(script, f"{y}[:, -1].flatten(1) - {y}[0, -1].flatten()")
+
+
+def assert_rank_of_heads(script: Script, spread: str) -> None:
+    """Rows, one for each item, differ in as many directions as there are heads."""
     heads = script.sizes.heads
     message = f"of {heads} heads, some share one dropout mask"
-    spread = f"{y}[:, -1].flatten(1) - {y}[0, -1].flatten()"
     rank = f"torch.linalg.matrix_rank({spread}, rtol=1e-3)"
     script.assert_true(f"{rank} >= {heads}", message)
 
@@ -559,7 +563,7 @@ def drops_alike(script: Script, place: str) -> bool:
 
     That is in the documentation of the attention, or of the part that drops.
     """
-    rates = rates_of(script.evaluate("attention"))
+    rates = rates_of(script.evaluate("attention")) if script.adapter.is_module else ()
     kinds = {type(part) for found, part, _ in rates if found == place}
     of_users = (kind for kind in kinds if not kind.__module__.startswith("torch"))
     documents = {script.adapter.target, *of_users}
@@ -817,9 +821,11 @@ def assert_heads_drop_apart(script: Script, many: CallArguments) -> None:
     """
     adapter, heads = script.adapter, script.sizes.heads
     width = heads * script.sizes.d_k
-    layers = structure.layers_by_role(script.evaluate("attention"), width)
     if documented.drops_alike_in_heads(adapter.target):
         return
+    layers: dict[str, str] = {}  # of a function
+    if adapter.is_module:
+        layers = structure.layers_by_role(script.evaluate("attention"), width)
     if "out" not in layers:
         assert_outputs_drop_apart(script, many)
         return
@@ -838,10 +844,8 @@ def assert_heads_drop_apart(script: Script, many: CallArguments) -> None:
         return  # the heads are not side by side
     last = script.assign("last", f"{call}.movedim({axes}, [0, 1])[-1].detach()")
     spread = script.assign("spread", f"{last} - {last}.mean(0)")
-    message = f"of {heads} heads, some share one dropout mask"
-    claim = f"torch.linalg.matrix_rank({spread}, rtol=1e-3) >= {heads}"
     if script.evaluate(f"{spread}.norm() > 1e-3 * {last}.norm()"):
-        script.assert_true(claim, message)
+        assert_rank_of_heads(script, spread)
 
 
 def assert_outputs_drop_apart(script: Script, many: CallArguments) -> None:
@@ -857,9 +861,7 @@ def assert_outputs_drop_apart(script: Script, many: CallArguments) -> None:
         return
     last = f"{script.call(many)}.movedim({copies_first(script)}, [0, 1])[:, -1]"
     spread = script.assign("spread", f"({last} - {last}.mean(0)).detach()")
-    message = f"of {heads} heads, some share one dropout mask"
-    claim = f"torch.linalg.matrix_rank({spread}, rtol=1e-3) >= {heads}"
-    script.assert_true(claim, message)
+    assert_rank_of_heads(script, spread)
 
 
 def count_keys(script: Script, args: CallArguments) -> int:

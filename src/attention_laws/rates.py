@@ -11,10 +11,11 @@ and Hugging Face's transformers, which read configs.
 import copy
 import re
 from collections.abc import Iterator
-from dataclasses import is_dataclass
+from dataclasses import fields, is_dataclass
 from functools import cache
 from operator import attrgetter
 from types import CodeType, SimpleNamespace
+from typing import Any
 
 from torch import nn
 
@@ -129,12 +130,18 @@ def rates_in_configs(part: nn.Module) -> list[str]:
     found = [
         (attribute, name)
         for attribute, config in vars(part).items()
-        if isinstance(config, SimpleNamespace) or is_dataclass(config)
-        for name, value in vars(config).items()
+        for name, value in fields_of(config).items()
         if "drop" in name.lower() and type(value) in (int, float) and 0 <= value <= 1
     ]
     read = {n for code in codes_of_part(part) for n in code.co_names} if found else ()
     return [".".join(names) for names in found if {*names} <= {*read}]
+
+
+def fields_of(config: Any) -> dict[str, Any]:
+    """The fields of a namespace or of an instance of a dataclass; else none."""
+    if is_dataclass(config) and not isinstance(config, type):
+        return {field.name: getattr(config, field.name) for field in fields(config)}
+    return vars(config) if isinstance(config, SimpleNamespace) else {}
 
 
 def place_of(name: str) -> str:

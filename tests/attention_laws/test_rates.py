@@ -47,8 +47,13 @@ class FrozenConfig:
     attention_drop: float = 0.1
 
 
+@dataclass(slots=True)
+class ConfigOfSlots:
+    attention_drop: float = 0.1
+
+
 class ReadsConfig(nn.Module):
-    def __init__(self, config: Config | FrozenConfig) -> None:
+    def __init__(self, config: Config | FrozenConfig | ConfigOfSlots) -> None:
         super().__init__()
         self.config = config
 
@@ -66,7 +71,7 @@ def test_a_probability_that_each_call_reads_from_a_config_is_set_there() -> None
 
 
 def test_a_config_that_others_may_share_stays_as_it_is() -> None:
-    for config in (Config(), FrozenConfig()):
+    for config in (Config(), FrozenConfig(), ConfigOfSlots()):
         module = ReadsConfig(config)
         assert set_dropout(module, 0.5)
         assert (module.config.attention_drop, config.attention_drop) == (0.5, 0.1)

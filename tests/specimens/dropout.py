@@ -1188,6 +1188,21 @@ class HeadsOfConfigUnscaled(DropsHeadsOfConfig):
         return 1.0
 
 
+def attend_with_weights(
+    x: Tensor,
+    w_qkv: Tensor,
+    w_out: Tensor,
+    n_heads: int = 3,
+    dropout_p: float = 0.0,
+    training: bool = False,
+) -> Tensor:
+    parts = (x @ w_qkv).unflatten(-1, (3, n_heads, -1))
+    q, k, v = parts.permute(2, 0, 3, 1, 4)
+    weights = (q * q.shape[-1] ** -0.5 @ k.mT).softmax(dim=-1)
+    weights = nn.functional.dropout(weights, dropout_p, training)
+    return (weights @ v).transpose(1, 2).flatten(2) @ w_out
+
+
 VIOLATING: Violations = {
     "dropout": [
         (HeadsOfConfigUnscaled, {}),
@@ -1237,6 +1252,7 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("dropout", attend_with_weights),
     ("dropout", DropsHeadsOfConfig),
     ("dropout", OfShards),
     ("dropout", WithDropsForQueries),
