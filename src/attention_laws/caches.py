@@ -12,9 +12,12 @@ import inspect
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeGuard
+
+from torch import nn
 
 from attention_laws import names
+from attention_laws.source import source_of
 
 # Arguments with which a module stores a cache of its own: flags, and first positions.
 FLAG_PATTERN = re.compile(r"incremental|cache|decod|stream|generat|inference")
@@ -28,6 +31,10 @@ SLOT_PATTERN = re.compile(
     r"(slot|row|item|seq|request|batch|user|session|beam)(s|_?(ids?|idx|index))?"
     r"|ind(ex|ices)|idx|i|b"
 )
+# Classes of caches, for an argument without an annotation.
+CLASS_PATTERN = re.compile(r"(Cache|State|Memory|Store|Buffer)(V?\d)?$")
+# The method of modules that have none of their own.
+FORWARD = nn.Module.forward
 # Methods that make a cache.
 METHOD_PATTERN = re.compile(
     r"(?!get_extra_state)"  # of each module
@@ -50,12 +57,22 @@ def empty_caches(
         if arguments is not None:
             yield f"attention.{name}({arguments})", {}
     module = sys.modules.get(getattr(target, "__module__", ""))
-    for name in re.findall(r"\w+", str(parameter.annotation)):
+    annotated = re.findall(r"\w+", str(parameter.annotation))
+    if parameter.annotation in (parameter.empty, Any, "Any"):
+        annotated = [*filter(CLASS_PATTERN.search, vars(module) if module else ())]
+    for name in annotated:
         found = getattr(module, name, None)
-        if isinstance(found, type) and found.__module__ == target.__module__:
-            arguments = sized_arguments(inspect.signature(found).parameters.values())
+        if is_class_of_caches(found, target):
+            of_class = inspect.signature(found).parameters.values()
+            arguments = sized_arguments(of_class, stored_arguments(target))
             if arguments is not None:
                 yield f"{name}({arguments})", {name: found}
+
+
+def is_class_of_caches(found: Any, target: Any) -> TypeGuard[type]:
+    """Whether this is a class of the target's file, and no module that is called."""
+    is_own = isinstance(found, type) and found.__module__ == target.__module__
+    return is_own and getattr(found, "forward", FORWARD) is FORWARD
 
 
 def new_caches(target: Any, parameter: inspect.Parameter) -> dict[str, dict[str, type]]:
@@ -74,8 +91,28 @@ def new_caches(target: Any, parameter: inspect.Parameter) -> dict[str, dict[str,
     return found
 
 
-def sized_arguments(parameters: Iterable[inspect.Parameter]) -> str | None:
+def stored_arguments(target: Any) -> dict[str, str]:
+    r"""The arguments of a constructor that a module stores, such as its config.
+
+    >>> class Attention:
+    ...     def __init__(self, config, heads):
+    ...         self.config = config
+    >>> stored_arguments(Attention)
+    {'config': 'attention.config'}
+    """
+    kind = target if isinstance(target, type) else type(target)
+    source = source_of(kind.__init__)  # type: ignore[misc]
+    arguments = inspect.signature(kind).parameters
+    stored = re.findall(r"\bself\.(\w+) = (\w+)(?=\n|$|;)", source)
+    return {n: f"attention.{field}" for field, n in stored if n in arguments}
+
+
+def sized_arguments(
+    parameters: Iterable[inspect.Parameter], stored: Mapping[str, str] | None = None
+) -> str | None:
     r"""Arguments that make a cache, as source text; None if a required one is unknown.
+
+    What the module has `stored` under the same name is known.
 
     >>> def init_state(rows, max_len, name="", dtype=None): ...
     >>> sized_arguments(inspect.signature(init_state).parameters.values())
@@ -83,7 +120,7 @@ def sized_arguments(parameters: Iterable[inspect.Parameter]) -> str | None:
     """
     given = names.required_by_name(parameters)
     used = [n for n in given if given[n] or n in ("dtype", "device")]
-    sizes = {n: cache_size(n) for n in used}
+    sizes = {n: cache_size(n) or (stored or {}).get(n, "") for n in used}
     if not all(sizes.values()):
         return None
     return ", ".join(f"{n}={value}" for n, value in sizes.items())

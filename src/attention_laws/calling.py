@@ -591,7 +591,7 @@ def values_of_required(probe: CallProbe) -> dict[str, list[str]]:
             templates[name] = [text]
         elif documented.is_map_of(adapter.target, name, adapter.inputs[0]):
             templates[name] = [MAP_OF_INTEGERS] if name in integers else [MAP]
-        elif name in shapes:
+        elif name in shapes and not names.REFERENCE_PATTERN.fullmatch(name):
             axes = documented.axes_of_input(adapter.inputs[0], shapes)
             known = documented.sizes(axes)
             known = names.constructor_sizes(adapter.target, adapter.init_args) | known

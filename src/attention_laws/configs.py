@@ -28,6 +28,13 @@ from attention_laws.names import (
 )
 from attention_laws.source import source_of
 
+# What is made of sizes, as far as its opening parenthesis.
+MADE_OF_SIZES = (
+    r"\b(?:Linear|Embedding|Conv\dd|RMSNorm|LayerNorm|empty|zeros|ones|randn|range)\("
+)
+# Modules whose classes take fields of any name.
+NAMESPACES = ("types", "argparse")
+
 
 def config_source(
     target: Any, parameter: inspect.Parameter
@@ -188,7 +195,7 @@ def find_config_class(target: Any, parameter: inspect.Parameter) -> type | None:
         each
         for each in (annotation, *getattr(annotation, "__args__", ()))
         if isinstance(each, type)
-        and each.__module__ not in ("builtins", "typing", "inspect")
+        and each.__module__ not in ("builtins", "typing", "inspect", *NAMESPACES)
     ]
     likely = [*annotated[:1], *(own if len(own) == 1 else ())]
     likely += [configs[max(stems, key=len)]] if stems else []
@@ -218,14 +225,18 @@ def default_in_config(parameter: inspect.Parameter, name: str) -> str:
 
 
 def guess_value(name: str, target: Any) -> str:
-    r"""A value for a field of a config that is no size.
+    r"""A value for a field of a config whose name is unknown.
 
-    It is a number if the code calculates with it, which None would refuse.
+    It is a width if the code makes a layer or a tensor of it, and a number if it
+    calculates with it, which None would refuse.
 
     >>> def build(config):
+    ...     layer = torch.nn.Linear(config.rank, 3, bias=config.centered)
     ...     return config.scalar**-0.5, 1 / config.factor, config.cap or 2
-    >>> [guess_value(name, build) for name in ("scalar", "factor", "cap")]
-    ['1', '1', 'None']
+    >>> [guess_value(name, build) for name in ("rank", "scalar", "factor", "cap")]
+    ['8', '1', '1', 'None']
+    >>> guess_value("centered", build)
+    'None'
     """
     if "drop" in name or "prob" in name:
         return "0.1"
@@ -233,6 +244,10 @@ def guess_value(name: str, target: Any) -> str:
     field = rf"\b\w+(?<!\bself)[.\[\"']+{name}\b[\"'\]]*"
     calculation = rf"{field} *[-+*/%<>]|[\w)\]] *[-+*/%<>]+ *(self\.)?{field}"
     source = source_of(target)
+    stored = re.findall(rf"([\w.]+)(?:: int)? = {field}", source)
+    of_size = "|".join([field, *(rf"{re.escape(each)}\b" for each in stored)])
+    if re.search(rf"{MADE_OF_SIZES}(?:[^()]*[ (*])?(?:{of_size})", source):
+        return "8"
     if re.search(calculation, source) and not re.search(f"{field} is ", source):
         return "1"
     return "False" if re.search(r"bias|^use|^is_|norm|flash", name) else "None"

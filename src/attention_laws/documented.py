@@ -439,8 +439,11 @@ def aligns_ends(target: Any) -> bool:
 
 
 def sentences(target: Any) -> list[str]:
-    """The sentences of the docstrings, and their parts between semicolons."""
-    return re.split(r"[.;]\s", in_one_line(docstrings(target)))
+    """The sentences of the docstrings, and their parts between semicolons.
+
+    In parentheses, neither ends.
+    """
+    return re.split(r"[.;]\s(?![^()]*\))", in_one_line(docstrings(target)))
 
 
 def pads_last_piece(target: Any) -> bool:

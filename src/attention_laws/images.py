@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from attention_laws import documented, structure
+from attention_laws import documented, names, structure
 from attention_laws.algebra import last_ignores_first, make_equal_tokens
 from attention_laws.law import NotApplicable, ScriptError, law, skip_unless
 from attention_laws.masking import IMAGES
@@ -434,8 +434,8 @@ def sampling_offsets(script: Script) -> None:
     outputs must stay, too. This applies if they do in a larger square.
     """
     adapter = script.adapter
-    shapes = [name for name in adapter.extra_args if name.endswith("spatial_shapes")]
-    points = [name for name in adapter.extra_args if name.startswith("reference_p")]
+    shapes = [*filter(names.MAP_SHAPES_PATTERN.fullmatch, adapter.extra_args)]
+    points = [*filter(names.REFERENCE_PATTERN.fullmatch, adapter.extra_args)]
     takes_maps = len(adapter.inputs) == 2 and adapter.layout == "bld"
     of_list = adapter.packing.startswith("[{0}.mT")
     has_sides = bool(shapes) or of_list

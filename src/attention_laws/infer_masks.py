@@ -58,6 +58,7 @@ def infer_masks(probe: CallProbe) -> None:
     if call is not None and structure.mixes_pixels(call[0].evaluate("attention")):
         unused = 0.0  # hidden pixels have an influence without the attention
     unused_names: dict[str, bool] = {}
+    in_evaluation: list[MaskArgument] = []  # masks that hide no key in training
     for mask in mask_candidates(probe):
         masks = found.setdefault(mask.name, [])
         if mask.name not in unused_names:
@@ -75,21 +76,14 @@ def infer_masks(probe: CallProbe) -> None:
             is_mask = is_mask and (not masks or takes_one_query(probe, mask))
             if is_mask and is_neutral(probe, mask) and agrees(probe, masks[:1], mask):
                 masks.append(without_queries(probe, mask))
+                if leaks[1] is not None and leaks[1] > 0.1:
+                    in_evaluation.append(masks[-1])
             elif leak < unused:
                 leaking.setdefault(mask.name, []).append((leak, mask))
     for name, masks in found.items():
-        # Without the context, its mask leaks, or is not used at all.
-        if not (masks or given) and (name in leaking or unused_names[name]):
-            infer_context_of_mask(probe, name)
-        masks += leaking_masks(probe, masks, leaking.get(name, []))
-        masks += masks_of_other_axes(probe, name, masks)
-        if not (masks or given):
-            masks += mask_beside_weights(probe, name)
-        if not (masks or given):
-            masks += mask_of_pooled(probe, name)
-        if not masks and not unused_names[name]:
-            masks += mask_of_all_items(probe, name) or mask_by_its_name(probe, name)
+        add_other_masks(probe, name, masks, leaking.get(name, []), unused_names[name])
         masks[:] = as_documented(probe, masks_of_sides(probe, name, masks))
+        masks[:] = without_bools_of_kernel(probe, masks, in_evaluation)
         for mask in masks:
             record_mask(probe, mask)
         required = probe.adapter.required_mask
@@ -109,6 +103,28 @@ def infer_masks(probe: CallProbe) -> None:
     probe.update(masks=tuple(mask for masks in found.values() for mask in masks))
     if not found:
         probe.record("mask", "none", "given" if given else "inferred")
+
+
+def add_other_masks(
+    probe: CallProbe,
+    name: str,
+    masks: list[MaskArgument],
+    leaking: list[tuple[float, MaskArgument]],
+    is_unused: bool,
+) -> None:
+    """Add masks that hide keys not in all calls, not in these axes, or with a leak."""
+    given = probe.options.mask
+    # Without the context, its mask leaks, or is not used at all.
+    if not (masks or given) and (leaking or is_unused):
+        infer_context_of_mask(probe, name)
+    masks += leaking_masks(probe, masks, leaking)
+    masks += masks_of_other_axes(probe, name, masks)
+    if not (masks or given):
+        masks += mask_beside_weights(probe, name)
+    if not (masks or given):
+        masks += mask_of_pooled(probe, name)
+    if not masks and not is_unused:
+        masks += mask_of_all_items(probe, name) or mask_by_its_name(probe, name)
 
 
 # What is added to the scores, in words and numbers.
@@ -160,6 +176,28 @@ def as_documented(probe: CallProbe, masks: list[MaskArgument]) -> list[MaskArgum
                 mask = stated
         found.append(mask)
     return found
+
+
+def without_bools_of_kernel(
+    probe: CallProbe, masks: list[MaskArgument], in_evaluation: list[MaskArgument]
+) -> list[MaskArgument]:
+    """The masks without bools that hide keys in evaluation only, if numbers always do.
+
+    The fused kernel takes both kinds, where code that adds a mask to the scores takes
+    numbers. What is documented to be bool stays.
+    """
+    target = probe.adapter.target
+    if not any(mask not in in_evaluation for mask in filter(polarity, masks)):
+        return masks
+    return [
+        mask
+        for mask in masks
+        if mask not in in_evaluation
+        or polarity(mask)
+        or probe.options.mask
+        or documented.is_bool(target, mask.name)
+        or documented.hides_where_true(target, mask.name) is not None
+    ]
 
 
 def masks_of_sides(

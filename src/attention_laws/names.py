@@ -180,6 +180,11 @@ PATCH_GRID_PATTERN = re.compile(
 # Which tokens of a text stand for images, as [batch, length] of bools.
 MARKS_PATTERN = re.compile(r"(media|image|img|visual)_(locations?|markers?|marks)")
 COORDINATES_PATTERN = re.compile("coord|xyz|point|center")
+# Of deformable attention: where each query reads, and the sides of the maps.
+REFERENCE_PATTERN = re.compile(r"ref(erence)?(_(points?|pts|xy|boxes))?")
+MAP_SHAPES_PATTERN = re.compile(
+    r"(\w+_)?spatial_shapes|((value|feat(ure)?|level|map)_)?shapes"
+)
 # The widths of a context, as arguments of a constructor.
 CONTEXT_WIDTH_PATTERN = re.compile(
     r"(d_)?(context|ctx|kv|key|value|encoder|cross_attention|memory|source|src|mem|enc)"
@@ -255,8 +260,11 @@ EXTRA_ARGUMENTS = {
     # The reach of a band or of a convolution, as a number.
     r"radius|reach|half_window|look_?back|left_context": ["2"],
     r"kernel_size": ["3"],
-    r"reference_points?": ["torch.full(({batch_size}, {length}, 1, 2), 0.5){dtype}"],
-    r"(\w+_)?spatial_shapes": [
+    REFERENCE_PATTERN.pattern: [
+        "torch.full(({batch_size}, {length}, 1, 2), 0.5){dtype}",
+        "torch.full(({batch_size}, {length}, 2), 0.5){dtype}",
+    ],
+    MAP_SHAPES_PATTERN.pattern: [
         "[(1, {k_len})]",
         "torch.tensor([[1, {k_len}]]){device}",
     ],
@@ -509,7 +517,7 @@ def small_side(parameter: inspect.Parameter, value: str) -> str:
     >>> [small_side(p, "") for p in inspect.signature(build).parameters.values()]
     ['3', '', '(3, 3)']
     """
-    if re.fullmatch(r"(n|num)_(feature_)?levels", parameter.name):
+    if re.fullmatch(r"((n|num)_)?(feature_)?levels", parameter.name):
         return "1"  # of feature maps, of which deformable attention takes several
     if value == ROTATED_SHARE and type(parameter.default) is float:
         return value
@@ -727,7 +735,7 @@ def find_inputs(required: Mapping[str, bool]) -> tuple[str, ...]:
         and not POSITION_PATTERN.search(name)
         # A history that is required is that of a user, and no cache.
         and (name.endswith("history") or not CACHE_PATTERN.match(name))
-        and not re.fullmatch("reference_points?", name)
+        and not REFERENCE_PATTERN.fullmatch(name)
     ]
     # Behind an input, such names are those of sizes.
     needed = [n for n in needed if n == needed[0] or n not in ARGUMENT_VALUES]

@@ -31,11 +31,19 @@ from attention_laws.law import (
     skip_unless,
 )
 from attention_laws.script import CallArguments, Script
-from attention_laws.tools import ScoresOfZero, WeightsRecorder
+from attention_laws.tools import (
+    SOFTMAX_PATTERN,
+    CalledFunctions,
+    ScoresOfZero,
+    WeightsRecorder,
+)
 
 # Inputs times so much overflow in float16. Scores near its limit need less, unless
 # queries and keys are normalized.
 LARGEST_FACTOR = 1e4
+
+# With weights times so much, scores are in the hundreds.
+SCALE_OF_WEIGHTS = 30.0
 
 # Scores below are those of hidden keys.
 HIDDEN = -1e4
@@ -125,8 +133,10 @@ def large_scores(script: Script) -> None:
     subtract the maximum overflows for scores above 11. Where the documentation says
     that scores are computed in float32, that products do not overflow, or that the
     model runs in half precision, they are three times as large; in the latter cases,
-    before they are divided by 4.
+    before they are divided by 4. Where a norm bounds them, the weights of a softmax
+    that is written by hand are large, in float64.
     """
+    assert_own_softmax_bears_large_scores(script)
     skip_if_for_float32(script)
     usual, script.dtype = script.dtype, torch.float16
     is_exact = documented.has_exact_scores(script.adapter.target)
@@ -172,6 +182,36 @@ def large_scores(script: Script) -> None:
         raise
     finally:
         script.dtype = usual
+
+
+def assert_own_softmax_bears_large_scores(script: Script) -> None:
+    """A softmax by hand is finite for large weights, and each item's is its own.
+
+    Norms may bound the scores of large inputs, but no trained weights. Numbers have 64
+    bits, of which rounding takes none that is compared.
+    """
+    adapter, items = script.adapter, script.sizes.batch_size
+    if adapter.projections or not adapter.is_module or "b" not in adapter.layout:
+        return
+    script.restart()
+    with CalledFunctions() as functions:
+        script.call(script.make_arguments())
+    called = filter(SOFTMAX_PATTERN.fullmatch, functions.found)
+    if {name.strip("_") for name in called} != {"exp"}:
+        return
+    usual, script.dtype = script.dtype, torch.float64
+    with script.attempt():  # it may be for float32 only
+        script.restart()
+        script.exec_line(f"scale_parameters(attention, {SCALE_OF_WEIGHTS})")
+        args = script.make_arguments()
+        before = script.call(args)
+        script.assert_finite(before, "large scores give NaN or infinity")
+        message = "{place} depends on other items if scores are large"
+        for item in range(items if items > 1 else 0):
+            others = [n for n in range(items) if n != item]
+            after = script.call(script.perturb(args, b=others))
+            script.assert_close(before, after, message, b=slice(item, item + 1))
+    script.dtype = usual
 
 
 def overflows_beside_scores(script: Script, args: CallArguments) -> bool:

@@ -475,6 +475,10 @@ def is_relative(found: Iterable[str]) -> bool:
     return bool(named) and not other
 
 
+# Variables of functions whose names tell of no operation.
+LOCAL_PATTERN = re.compile("norms?|std|var|square")
+
+
 def identifiers(target: Any, without: Collection[type] = ()) -> set[str]:
     """Names of the parts of `target`, and names in its code, as far as it is Python.
 
@@ -491,8 +495,9 @@ def identifiers(target: Any, without: Collection[type] = ()) -> set[str]:
         bases = [base for base in each.__mro__ if is_of_user(base)]
         found |= {base.__name__ for base in bases}
     for code in codes_of(target, without):
-        # The sum that a softmax divides by is often called a norm.
-        local = {n for n in code.co_varnames if not re.fullmatch("norms?", n)}
+        # The sum that a softmax divides by is often called a norm, and the spread of
+        # initial weights `std`.
+        local = {n for n in code.co_varnames if not LOCAL_PATTERN.fullmatch(n)}
         found |= {*code.co_names, *local}
     return found
 

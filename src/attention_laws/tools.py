@@ -73,6 +73,19 @@ def randomize_parameters(module: nn.Module) -> None:
                 weight.copy_(weight.where(weight.abs() < 1e4, 0.0) + 0.3 * noise)
 
 
+def scale_parameters(module: nn.Module, factor: float) -> None:
+    r"""Multiply all parameters of a module, which makes its scores large.
+
+    >>> norm = nn.LayerNorm(2)
+    >>> scale_parameters(norm, 3.0)
+    >>> norm(torch.tensor([4.0, 8.0])).round()
+    tensor([-3.,  3.], grad_fn=<RoundBackward0>)
+    """
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.mul_(factor)
+
+
 def convert_buffers(module: nn.Module, dtype: torch.dtype) -> None:
     r"""Convert the floating-point buffers of a module, but not its parameters.
 

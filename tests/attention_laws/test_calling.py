@@ -1323,6 +1323,11 @@ def test_a_flag_leaves_out_the_layers_that_no_call_needs() -> None:
         assert check_law(LAWS[law], adapter, Options(), False).status != "fail"
 
 
+class Glimpses(nn.Module):
+    def glimpse(self, x: Tensor) -> Tensor:
+        return x
+
+
 class OfCloud(OfOneInput):
     def forward(self, cloud: Any) -> Any:  # type: ignore[override]
         points, x, ends = cloud
@@ -1339,6 +1344,7 @@ class OfCloud(OfOneInput):
         (SameForAll, "it gives the same output for all inputs"),
         (OfNested, "could not be called with random inputs .* it raises"),
         (OfBlocks, "requires `block_tables`, too: write a function that passes it"),
+        (Glimpses, "has no `forward`; write a subclass whose `forward` calls one"),
         (UnpacksPair, "requires `tables`, too: write a function that passes it"),
         (OfOptionalBlocks, "may require `tables`, too: write a function that passes"),
     ],

@@ -8,9 +8,10 @@ from attention_laws import LAWS, check
 from attention_laws.adapter import Adapter, Sizes
 from attention_laws.dropout import count_of_copies
 from attention_laws.script import Script
+from attention_laws.structure import identifiers
 from specimens import assert_caught
 from specimens.base import SelfAttention
-from specimens.dropout import DropsChannels, KeysOfSmallerImage
+from specimens.dropout import DropsByHandUnscaled, DropsChannels, KeysOfSmallerImage
 
 
 @pytest.mark.slow
@@ -24,6 +25,14 @@ def test_a_layer_for_channels_does_not_drop_weights() -> None:
     assert check(KeysOfSmallerImage, skip=others).ok
     [failed] = check(DropsChannels, skip=others).failed
     assert failed.detail == "`dropout` drops all weights of a head at once"
+
+
+@pytest.mark.slow
+def test_a_variable_named_as_a_statistic_is_no_norm() -> None:
+    others = [name for name in LAWS if name != "dropout"]
+    assert "std" not in identifiers(DropsByHandUnscaled)
+    [failed] = check(DropsByHandUnscaled, skip=others).failed
+    assert failed.detail.startswith("on average, dropout changes the output")
 
 
 class PacksBatch(SelfAttention):

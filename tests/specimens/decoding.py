@@ -2540,11 +2540,96 @@ class PositionsFirstInSlots(SlotsOfServer):
         return y.transpose(0, 1)
 
 
+class BeamStore:
+    """The tokens of each beam, and which of them are no padding."""
+
+    def __init__(self) -> None:
+        self.tokens: Any = None
+        self.mask: Any = None
+
+    def append(self, x: Tensor, mask: Tensor) -> None:
+        is_new = self.tokens is None
+        self.tokens = x if is_new else torch.cat([self.tokens, x], dim=1)
+        self.mask = mask if is_new else torch.cat([self.mask, mask], dim=1)
+
+    def reorder(self, beams: Tensor) -> None:
+        self.tokens, self.mask = self.tokens[beams], self.mask[beams]
+
+
+class KeepsMaskOfBeams(Correct):
+    """The class of the cache is that of its file, which is named so."""
+
+    def forward(self, x: Tensor, mask: Any = None, cache: Any = None) -> Any:  # type: ignore[override]
+        if mask is None:
+            mask = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
+        seen = x
+        if cache is not None:
+            cache.append(x, mask)
+            seen, mask = cache.tokens, cache.mask
+        past = seen.shape[1] - x.shape[1]
+        ones = torch.ones(x.shape[1], seen.shape[1], dtype=torch.bool, device=x.device)
+        return super().forward(x, seen, seen, ones.tril(past) & mask[:, None])
+
+
+@dataclass
+class RingArgs:
+    width: int = 16
+    heads: int = 4
+    window: int = 8
+
+
+class StoreOfWindow:
+    """The last tokens, those of position p in slot p % window, and their positions."""
+
+    def __init__(self, batch: int, args: RingArgs, dtype: Any = None) -> None:
+        self.tokens = torch.zeros(batch, args.window, args.width, dtype=dtype)
+        self.places = torch.full((args.window,), -1)
+        self.count = 0
+
+    def append(self, x: Tensor, places: Tensor) -> None:
+        slots = places[-len(self.places) :] % len(self.places)
+        self.tokens[:, slots] = x[:, -len(slots) :].detach()
+        self.places[slots] = places[-len(slots) :]
+        self.count += x.shape[1]
+
+
+class JoinsWindow(Correct):
+    """The class of the cache takes the config that the module stores."""
+
+    def __init__(self, args: RingArgs) -> None:
+        super().__init__(args.width, args.heads)
+        self.args = args
+
+    def forward(self, x: Tensor, cache: StoreOfWindow | None = None) -> Any:  # type: ignore[override]
+        start = cache.count if cache is not None else 0
+        keys, places = x, torch.arange(start, start + x.shape[1])
+        at = places
+        if cache is not None:
+            keys, at = self.keys(x, places, cache)
+        distance = places[:, None] - at
+        seen = (at >= 0) & (distance >= 0) & (distance < self.args.window)
+        return super().forward(x, keys, keys, seen[None])
+
+    def keys(self, x: Tensor, places: Tensor, cache: StoreOfWindow) -> Any:
+        joined = torch.cat([cache.tokens, x], 1), torch.cat([cache.places, places])
+        cache.append(x, places)
+        return joined
+
+
+class OverwritesWindow(JoinsWindow):
+    """What the first queries of a chunk see, its last tokens have replaced."""
+
+    def keys(self, x: Tensor, places: Tensor, cache: StoreOfWindow) -> Any:
+        cache.append(x, places)
+        return cache.tokens, cache.places
+
+
 VIOLATING: Violations = {
     "earlier_calls": [
         (VerifiesAsManyDrafts, {}),
     ],
     "incremental_decoding": [
+        (OverwritesWindow, {}),
         (JoinsPrefixAsItIs, {}),
         (VerifiesAtLongest, {}),
         (ChunksBeginAnew, {}),
@@ -2646,6 +2731,8 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("incremental_decoding", JoinsWindow),
+    ("incremental_decoding", KeepsMaskOfBeams),
     ("incremental_decoding", PositionsFirstInSlots),
     ("incremental_decoding", NeedsProjectedMemory),
     ("incremental_decoding", EncodesPrefix),

@@ -1203,8 +1203,38 @@ def attend_with_weights(
     return (weights @ v).transpose(1, 2).flatten(2) @ w_out
 
 
+class DropsByHand(nn.Module):
+    """One matrix for each head; what remains is divided by the rest."""
+
+    def __init__(self, embed_dim: int, heads: int, dropout: float = 0.1) -> None:
+        super().__init__()
+        self.p, width, std = dropout, embed_dim // heads, embed_dim**-0.5
+        shape = heads, embed_dim, width
+        self.w_q, self.w_k, self.w_v = (
+            nn.Parameter(torch.randn(shape) * std) for _ in range(3)
+        )
+        self.w_o = nn.Parameter(torch.randn(heads, width, embed_dim) * std)
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        q, k = query[:, None] @ self.w_q, key[:, None] @ self.w_k
+        weights = (q @ k.mT / q.shape[-1] ** 0.5).softmax(dim=-1)
+        if self.training:
+            kept = torch.rand_like(weights) < 1 - self.p
+            weights = self.scaled(weights * kept)
+        return (weights @ (value[:, None] @ self.w_v) @ self.w_o).sum(dim=1)
+
+    def scaled(self, weights: Tensor) -> Tensor:
+        return weights / (1 - self.p)
+
+
+class DropsByHandUnscaled(DropsByHand):
+    def scaled(self, weights: Tensor) -> Tensor:
+        return weights
+
+
 VIOLATING: Violations = {
     "dropout": [
+        (DropsByHandUnscaled, {}),
         (HeadsOfConfigUnscaled, {}),
         (ShardsDropAlike, {}),
         (DropsHeadsUnscaled, {}),
@@ -1252,6 +1282,7 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("dropout", DropsByHand),
     ("dropout", attend_with_weights),
     ("dropout", DropsHeadsOfConfig),
     ("dropout", OfShards),

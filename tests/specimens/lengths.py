@@ -770,6 +770,19 @@ class LogarithmsOfWeights(Correct):
         return scores.masked_fill(visited, -torch.inf).log_softmax(dim=-1)
 
 
+class SamplesLevels(Deformable):
+    """Its `reference` (B, Q, levels, 2) is a point for each level, in [0, 1]."""
+
+    def __init__(self, d_model: int, heads: int = 8, levels: int = 4) -> None:
+        super().__init__(d_model, levels, heads)
+
+    def forward(  # type: ignore[override]
+        self, query: Tensor, reference: Tensor, memory: Tensor, shapes: Any
+    ) -> Any:
+        """query: (B, Q, d_model); memory: (B, pixels, d_model)"""
+        return super().forward(query, reference, memory, shapes)
+
+
 VIOLATING: Violations = {
     "long_sequences": [
         (RescalesIfAllGrow, {}),
@@ -795,6 +808,7 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("batch_independence", SamplesLevels),
     ("long_sequences", RescalesIfAnyGrows),
     ("long_sequences", attend_with_finite_bias),
     ("long_sequences", attend_to_past_in_chunks),

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -1036,6 +1037,20 @@ class NeighborBlocks(SelfAttention):
         return Correct.forward(self, x, x, x, near[None])
 
 
+class OfNamespace(Correct):
+    """Keys and values are those of a latent vector for each token."""
+
+    def __init__(self, config: SimpleNamespace) -> None:
+        super().__init__(config.width, config.heads)
+        rank = config.kv_rank
+        self.down = nn.Linear(config.width, rank, bias=False)
+        self.up = nn.Linear(rank, config.width)
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        latent = self.up(self.down(x))
+        return super().forward(x, latent, latent)
+
+
 VIOLATING: Violations = {
     "causality": [(MaskOfStackedHeads, {})],
     "constructor_options": [
@@ -1078,6 +1093,7 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("batch_independence", OfNamespace),
     ("call_options", attend_to_pages),
     ("constructor_options", ChunksOnLeft),
     ("call_options", WindowOfEachQuery),

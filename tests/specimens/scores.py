@@ -276,12 +276,44 @@ class RunsInHalfUnscaled(RunsInHalf):
         return q @ k.mT * q.shape[-1] ** -0.5
 
 
+class PoolsWithMaximum(nn.Module):
+    """A learned query pools tokens behind a norm; the softmax is written by hand."""
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(d_model)
+        self.query = nn.Parameter(torch.randn(d_model))
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = self.norm(x) @ self.query
+        weights = (scores - self.largest(scores)).exp()
+        return torch.einsum("bn,bnd->bd", weights / self.total(weights), x)
+
+    def largest(self, scores: Tensor) -> Any:
+        return scores.amax(dim=1, keepdim=True)
+
+    def total(self, weights: Tensor) -> Tensor:
+        return weights.sum(dim=1, keepdim=True).clamp(min=1e-6)
+
+
+class PoolsWithoutMaximum(PoolsWithMaximum):
+    def largest(self, scores: Tensor) -> Any:
+        return 0
+
+
+class PoolsWithMaximumOfAll(PoolsWithMaximum):
+    def largest(self, scores: Tensor) -> Any:
+        return scores.max()
+
+
 VIOLATING: Violations = {
     "score_independence": [(ScoresOfTwoQueries, CAUSAL)],
     "score_scale": [
         (RotaryScaledByWidth, {"positions": "rotary"}),
     ],
     "large_scores": [
+        (PoolsWithMaximumOfAll, {}),
+        (PoolsWithoutMaximum, {}),
         (RelativeProductsInHalf, {}),
         (ProductsInHalf, {}),
         (FillValueTooHigh, {}),
@@ -294,6 +326,7 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("large_scores", PoolsWithMaximum),
     ("large_scores", RelativeProductsInFloat32),
     ("large_scores", OptionOfFloat32),
     ("large_scores", ProductsInFloat32),
