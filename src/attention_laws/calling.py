@@ -141,7 +141,7 @@ class CallProbe:
         nothing that could be the output.
         """
         self.work += 1
-        adapter = replace(self.adapter, **fields)
+        adapter = replace(self.adapter, **fields) if fields else self.adapter
         given = mask or adapter.required_mask
         if given is not None and given.axes == "k" and "b" in adapter.layout:
             return None  # a mask of one sequence

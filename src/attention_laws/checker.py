@@ -509,8 +509,9 @@ def infer_with_memory(
         for each in kinds_of(attention, options):
             with suppress(CallError):
                 adapter = infer_adapter(attention, name, imports, each)
+                inferred = {"built as"} | ({"inputs"} if not options.inputs else set())
                 facts = (
-                    replace(f, source="inferred") if f.name == "built as" else f
+                    replace(f, source="inferred") if f.name in inferred else f
                     for f in adapter.facts
                 )
                 return replace(adapter, facts=tuple(facts))
@@ -551,11 +552,19 @@ def with_prepared_memory(
 
 
 def kinds_of(attention: Any, options: Options) -> list[Options]:
-    """Options with which it is built as self-attention, or as one to a context."""
+    """Options with which it is built as self-attention, or as one to a context.
+
+    Self-attention takes a query only, unless other inputs are required.
+    """
+    parameters = names.parameters_of(attention)
+    flags = [f for f in names.kind_flags(attention) if f not in options.init_args]
+    kinds = [replace(options, init_args={**options.init_args, f: True}) for f in flags]
+    is_one = all(p.default is not p.empty for p in parameters[1:])
     return [
-        replace(options, init_args={**options.init_args, flag: True})
-        for flag in names.kind_flags(attention)
-        if flag not in options.init_args
+        replace(kind, inputs=kind.inputs or (parameters[0].name,))
+        if is_one and "self" in flag
+        else kind
+        for flag, kind in zip(flags, kinds, strict=True)
     ]
 
 
@@ -831,7 +840,7 @@ def build_by_function(function: Any, stated: Options) -> tuple[nn.Module, str] |
         values[name] == "{d_model}" or names.CONFIG_PATTERN.search(name)
         for name in required
     )
-    if not (is_sized or not parameters) or not all(given.values()):
+    if not (is_sized or not required) or not all(given.values()):
         return None
     text = ", ".join(f"{name}={value}" for name, value in given.items())
     with suppress(Exception):

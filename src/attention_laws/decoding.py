@@ -222,6 +222,7 @@ def decode_in_all_ways(script: Script) -> None:
     decode_in_slots(script)
     decode_in_freed_slot(script)
     assert_sequence_begins_anew(script)
+    decode_after_reset(script)
     assert_reset_forgets_context(script)
     decode_after_rejection(script)
     decode_after_unequal_rejection(script)
@@ -970,6 +971,34 @@ def assert_sequence_begins_anew(script: Script) -> None:
             outputs.append(output)
         message = "{place} differs after a longer sequence, though it begins at 0"
         script.assert_close(whole, script.concatenate(*outputs), message)
+
+
+def decode_after_reset(script: Script) -> None:
+    """After its reset, a cache holds nothing of the sequence before, which was short.
+
+    The reset is a method of the cache, or of a module that stores one.
+    """
+    adapter, length = script.adapter, script.sizes.k_len
+    assert adapter.cache is not None
+    restart_with_cache(script)
+    cache = empty_cache(script)
+    owner = cache if adapter.cache[0] else "attention"
+    resets = caches.reset_methods(type(script.evaluate(owner)))
+    if owner == "None" or not resets or not adapter.single_input:
+        return
+    short, args = (script.make_arguments(script.all_allowed(n, n)) for n in (1, length))
+    with script.attempt():  # it may need something else
+        target = "attention" if adapter.cache[0] else "fresh"
+        if target == "fresh":
+            script.exec_line("fresh = copy.deepcopy(unused)")
+        whole = script.call(args, function=target)
+        _first, cache = call_with_cache(script, short, 0, 1, cache)
+        owner = cache if adapter.cache[0] else "attention"
+        script.exec_line(f"{owner}.{resets[0]}()")
+        start, cache = call_with_cache(script, args, 0, length - 1, cache)
+        last, _cache = call_with_cache(script, args, length - 1, 1, cache)
+        message = f"{{place}} differs if a sequence begins after `{resets[0]}()`"
+        script.assert_close(whole, script.concatenate(start, last), message)
 
 
 def assert_reset_forgets_context(script: Script) -> None:

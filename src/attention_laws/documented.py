@@ -524,9 +524,8 @@ def precedes(target: Any, argument: str) -> bool:
     (True, False)
     """
     left = r"left of|(to|on) (the|its) left"
-    return says_of(
-        target, f"{argument}d?", rf"\b(before|preceding|previous|earlier|{left})\b"
-    )
+    before = rf"before|preceding|previous|earlier(?! calls?\b)|{left}"
+    return says_of(target, f"{argument}d?", rf"\b({before})\b")
 
 
 def sees_last_image(target: Any) -> bool:

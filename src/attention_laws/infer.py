@@ -1014,8 +1014,7 @@ def infer_module_behavior(probe: CallProbe) -> None:
     if over_features or attends_by_factors(*call):
         projections = {}
     softcap = structure.softcap_of(module) if projections else None
-    # The module tells of parts that its class builds, such as the norms of a block.
-    designs = {**structure.designs_of(module), **probe.adapter.designs}
+    designs = designs_of_module(probe, module)
     is_relu = designs.get("features", "").lower() == "relu"
     if is_relu and not ("unnormalized" in designs or structure.is_recurrent(module)):
         del designs["features"]  # it is that of a network behind the attention
@@ -1054,6 +1053,18 @@ def infer_module_behavior(probe: CallProbe) -> None:
     probe.update(projections=projections, softcap=softcap, designs=designs)
     if not options.projections:
         infer_formula(probe)
+
+
+def designs_of_module(probe: CallProbe, module: nn.Module) -> dict[str, str]:
+    """The designs of the class, and those of parts that it builds.
+
+    An option that is off tells of none, nor does the width of a head, whose scale is
+    the usual one.
+    """
+    off = structure.options_that_are_off(module)
+    off |= {n for n, text in probe.adapter.init_args.items() if text == "{d_k}"}
+    of_class = {d: name for d, name in probe.adapter.designs.items() if name not in off}
+    return {**structure.designs_of(module, off), **of_class}
 
 
 def pools_by_weights(script: Script, args: CallArguments) -> bool:

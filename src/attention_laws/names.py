@@ -410,10 +410,10 @@ def setters_of_paths(target: Any) -> list[str]:
     r"""Calls of the methods that choose how a module computes, and not what.
 
     >>> class Attention:
-    ...     def set_attention_slice(self, slice_size): ...
+    ...     def set_slice(self, slice_size): ...
     ...     def enable_flash(self): ...
     >>> setters_of_paths(Attention)
-    ['enable_flash()', 'set_attention_slice(1)', 'set_attention_slice(4)']
+    ['enable_flash()', 'set_slice(1)', 'set_slice(3)', 'set_slice(4)']
     """
     calls = []
     for name in filter(PATH_SETTER_PATTERN.fullmatch, dir(target)):
@@ -423,8 +423,8 @@ def setters_of_paths(target: Any) -> list[str]:
             if parameter.default is parameter.empty
         ]
         is_size = "slic" in name or "chunk" in name
-        # Of two batch items with three heads, slices of four leave two.
-        given = {0: [""], 1: ["1", "4"] if is_size else ["True"]}
+        # Of two batch items with three or four heads, one of the sizes leaves two.
+        given = {0: [""], 1: ["1", "3", "4"] if is_size else ["True"]}
         calls += [f"{name}({text})" for text in given.get(len(required), [])]
     return calls
 

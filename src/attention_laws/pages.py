@@ -28,6 +28,8 @@ PAGE_ARGUMENTS = (
     r"(block|page)_tables?",
     r"(context|seq|cache|kv)_len(gth)?s?",
 )
+# What may be required behind them.
+SCALE_ARGUMENT = r"(softmax_|sm_)?scale"
 
 
 def takes_pages(function: Any) -> bool:
@@ -41,9 +43,8 @@ def takes_pages(function: Any) -> bool:
         return False
     required = required_by_name(parameters_of(function))
     first = [name for name, is_required in required.items() if is_required]
-    return len(first) == len(PAGE_ARGUMENTS) and all(
-        map(re.fullmatch, PAGE_ARGUMENTS, first)
-    )
+    patterns = [*PAGE_ARGUMENTS, *[SCALE_ARGUMENT] * (len(first) > len(PAGE_ARGUMENTS))]
+    return len(first) == len(patterns) and all(map(re.fullmatch, patterns, first))
 
 
 # How many tokens a page has.
@@ -55,7 +56,8 @@ def over_pages(attention: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
     `attention(query, key_pages, value_pages, tables, lengths)` has one query for each
     sequence. The pages of all sequences lie in one pool, in the reverse order; behind
-    the end of a sequence, its last page has other tokens. Options are passed on.
+    the end of a sequence, its last page has other tokens. Options are passed on. A
+    scale that is required is the usual one.
 
     >>> def first_token(query, key_pages, value_pages, tables, lengths):
     ...     return value_pages[tables[:, 0], 0]
@@ -66,6 +68,9 @@ def over_pages(attention: Callable[..., Tensor]) -> Callable[..., Tensor]:
     True
     True
     """
+
+    required = [p.name for p in parameters_of(attention) if p.default is p.empty]
+    scales = required[len(PAGE_ARGUMENTS) :]
 
     def attend(
         query: Tensor,  # [batch_size, q_len, heads, d_k]
@@ -93,6 +98,7 @@ def over_pages(attention: Callable[..., Tensor]) -> Callable[..., Tensor]:
         queries = query.flatten(0, 1)  # [batch_size * q_len, heads, d_k]
         tables = tables.repeat_interleave(q_len, dim=0)  # [batch_size * q_len, count]
         lengths = lengths.repeat_interleave(q_len)  # [batch_size * q_len]
+        options = {**dict.fromkeys(scales, query.shape[-1] ** -0.5), **options}
         output = attention(  # [batch_size * q_len, heads, d_k]
             queries, in_pages(key), in_pages(value), tables, lengths, **options
         )

@@ -127,6 +127,8 @@ def rates_in_configs(part: nn.Module) -> list[str]:
     >>> rates_in_configs(attention)
     ['config.attention_drop']
     """
+    if not is_of_user(type(part)):
+        return []
     found = [
         (attribute, name)
         for attribute, config in vars(part).items()

@@ -256,8 +256,11 @@ def largest_batch(module: Any) -> int | None:
     return min((n for n in found if type(n) is int), default=None)
 
 
-def designs_of(target: Any) -> dict[str, str]:
-    """The designs that the code of `target` mentions, each with the name that tells."""
+def designs_of(target: Any, without: Collection[str] = ()) -> dict[str, str]:
+    """The designs that the code of `target` mentions, each with the name that tells.
+
+    The names in `without` tell of none.
+    """
     found: dict[str, str] = {}
     weights = target.named_parameters() if isinstance(target, nn.Module) else ()
     for name, weight in weights:
@@ -267,10 +270,24 @@ def designs_of(target: Any) -> dict[str, str]:
         is_layer = last == "weight" or weight.dim() < 2
         if is_bias_of_two or (not is_layer and is_table(weight.shape)):
             found["positions"] = last
-    for name in sorted(identifiers(target)):
+    for name in sorted(identifiers(target) - {*without}):
         for design in designs_named(name):
             found.setdefault(design, name)
     return found
+
+
+def options_that_are_off(target: nn.Module) -> set[str]:
+    r"""Arguments of the constructor that a module stores, and that are None.
+
+    >>> class Attention(nn.Module):
+    ...     def __init__(self, window=None):
+    ...         super().__init__()
+    ...         self.window = window
+    >>> options_that_are_off(Attention()), options_that_are_off(Attention(window=2))
+    ({'window'}, set())
+    """
+    arguments = inspect.signature(type(target)).parameters
+    return {name for name in arguments if vars(target).get(name, ...) is None}
 
 
 def uses_spectra(target: Any) -> bool:
@@ -484,7 +501,7 @@ def identifiers(target: Any, without: Collection[type] = ()) -> set[str]:
 
     The code of submodules of the classes in `without` is left out.
     """
-    found: set[str] = set()
+    found = {target.__name__} if inspect.isfunction(target) else set()
     classes: list[Any] = [target] if isinstance(target, type) else []
     if isinstance(target, nn.Module):
         classes = [type(m) for m in target.modules() if type(m) not in without]

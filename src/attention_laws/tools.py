@@ -379,13 +379,15 @@ def without_keys(call: Callable[[], Any], keys: list[int], k_len: int) -> Any:
 
 
 class FactorOfDropout(torch.overrides.TorchFunctionMode):
-    """Multiplies by a factor what PyTorch's functions would drop, and keeps it all.
+    """Multiplies what PyTorch's functions would drop, and keeps it all.
 
-    What they get is `dropped`: of PyTorch's attention, these are its weights.
+    Each number has a share of the factor of its own: one for all would not change what
+    a norm makes of them. What the functions get is `dropped`: of PyTorch's attention,
+    these are its weights.
 
     >>> with FactorOfDropout(2.0) as mode:
     ...     nn.functional.dropout(torch.ones(2), 0.5), len(mode.dropped)
-    (tensor([2., 2.]), 1)
+    (tensor([1.4963, 1.7682]), 1)
     """
 
     def __init__(self, factor: float) -> None:
@@ -399,15 +401,21 @@ class FactorOfDropout(torch.overrides.TorchFunctionMode):
         if function is torch.nn.functional.dropout:
             options = dict(zip(("input", "p", "training"), args, strict=False)) | kwargs
             if options.get("training", True) and options.get("p", 0.5):
-                self.dropped.append(options["input"])
-                return self.factor * options["input"]
+                return self.scaled(options["input"])
         elif function is torch.nn.functional.scaled_dot_product_attention:
             kwargs |= dict(zip(SDPA_OPTIONS, args[3:], strict=False))
             args = args[:3]
             if kwargs.pop("dropout_p", 0.0):
-                self.dropped.append(sdpa_weights(*args, **kwargs))
-                return self.factor * function(*args, **kwargs)
+                weights = self.scaled(sdpa_weights(*args, **kwargs))
+                groups = weights.shape[-3] // args[2].shape[-3]
+                return weights @ args[2].repeat_interleave(groups, dim=-3)
         return function(*args, **kwargs)
+
+    def scaled(self, x: Tensor) -> Tensor:
+        """What is dropped, times a number between 1 and the factor for each entry."""
+        self.dropped.append(x)
+        shares = torch.rand(x.shape, generator=torch.Generator().manual_seed(0))
+        return x * (1 + (self.factor - 1) * shares.to(x))
 
 
 class MixedDtypes(torch.overrides.TorchFunctionMode):

@@ -12,7 +12,12 @@ from attention_laws.adapter import Adapter, Sizes
 from attention_laws.law import NotApplicable
 from attention_laws.script import Script
 from specimens import assert_caught, each_law_of
-from specimens.algebra import ScalesByWidth, WeightsWithoutPadding
+from specimens.algebra import (
+    CapsProducts,
+    CapsScaledProducts,
+    ScalesByWidth,
+    WeightsWithoutPadding,
+)
 from specimens.base import Correct
 
 
@@ -88,3 +93,10 @@ def test_weights_that_are_right_without_a_mask_are_of_no_mixed_heads() -> None:
     skipped = [name for name in LAWS if name != "weights_match_output"]
     report = check(WeightsWithoutPadding, skip=skipped)
     assert [result.law.name for result in report.failed] == ["weights_match_output"]
+
+
+@pytest.mark.slow
+def test_a_window_that_is_off_is_no_other_design() -> None:
+    skipped = [name for name in LAWS if name != "formula"]
+    assert check(CapsProducts, skip=skipped).failed
+    assert check(CapsScaledProducts, skip=skipped).passed

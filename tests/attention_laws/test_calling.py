@@ -1456,6 +1456,7 @@ def make_from_dict(config: dict[str, int]) -> nn.Module:
         ),
         (make_heads_of_its_own, {}, "built = make_heads_of_its_own()\n"),
         (lambda: Correct(6, 2), {}, "built = <lambda>()\n"),
+        (lambda **sizes: Correct(6, 2, **sizes), {}, "built = <lambda>()\n"),
     ],
 )
 def test_a_function_of_sizes_is_called_for_the_module_that_it_builds(

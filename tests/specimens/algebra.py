@@ -2015,6 +2015,46 @@ class RoundsToBytes(MaskedSelfAttention):
         return (x / unit).round().to(torch.int8) * unit
 
 
+class CapsProducts(SelfAttention):
+    """Scores are limited in front of their scale; there is no window by default."""
+
+    def __init__(
+        self,
+        d_model: int,
+        heads: int,
+        query_pre_attn_scalar: int,
+        softcapping: float = 20.0,
+        sliding_window: int | None = None,
+    ) -> None:
+        super().__init__(d_model, heads)
+        self.scale, self.softcapping = query_pre_attn_scalar**-0.5, softcapping
+        self.sliding_window = sliding_window
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return self.cap(q @ k.mT) * self.scale
+
+    def cap(self, scores: Tensor) -> Tensor:
+        return self.softcapping * (scores / self.softcapping).tanh()
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        if self.sliding_window is not None:
+            ones = torch.ones_like(scores, dtype=torch.bool)
+            scores = scores.masked_fill(~ones.triu(-self.sliding_window), -torch.inf)
+        return super().weigh(scores, mask)
+
+
+class CapsScaledProducts(CapsProducts):
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return self.cap(q @ k.mT * self.scale)
+
+
+def causal_linear_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Features are an exponential below zero, as those of an ELU are."""
+    q, k = (torch.where(x > 0, x + 1, x.clamp(max=0).exp()) for x in (q, k))
+    products = (q @ k.mT).tril()
+    return products @ v / products.sum(dim=-1, keepdim=True).clamp(min=1e-12)
+
+
 VIOLATING: Violations = {
     "rows_sum_to_one": [
         (attend_by_blocks_unscaled, {}),
@@ -2101,6 +2141,7 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("formula", CapsScaledProducts),
     ("weights_match_output", MapsOfValues),
     ("batch_independence", TextAndFrames),
     ("padding", ReadsPassages),
@@ -2190,6 +2231,7 @@ PASSING_ONE: Passes = [
 
 
 EXCUSED: Excuses = [
+    ("formula", causal_linear_attention, "its code has `causal_linear_attention`"),
     ("equal_values", RoundsToBytes, "has values without gradients"),
     ("formula", FactorsOfAttention, "projections not found"),
     ("formula", MaximalUpdate, "a scale that is documented"),

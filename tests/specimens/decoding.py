@@ -2624,11 +2624,53 @@ class OverwritesWindow(JoinsWindow):
         return cache.tokens, cache.places
 
 
+class StoreOfPlaces(StoreOfWindow):
+    """A cache that can begin with another sequence."""
+
+    def reset(self) -> None:
+        self.count = 0
+        self.tokens.zero_()
+        self.places.fill_(-1)
+
+
+class StoreOfOldPlaces(StoreOfWindow):
+    def reset(self) -> None:
+        self.count = 0
+        self.tokens.zero_()
+
+
+class ResetsPlaces(JoinsWindow):
+    def forward(self, x: Tensor, cache: StoreOfPlaces | None = None) -> Any:
+        return super().forward(x, cache)
+
+
+class KeepsOldPlaces(JoinsWindow):
+    """After a reset, empty slots are at the positions of an earlier sequence."""
+
+    def forward(self, x: Tensor, cache: StoreOfOldPlaces | None = None) -> Any:
+        return super().forward(x, cache)
+
+
+class ReplacesStates(Correct):
+    """T5's, with a cache for each kind of attention.
+
+    `cross_cache` replaces `key_value_states` by what an earlier call returned.
+    """
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, key_value_states: Any = None, cross_cache: Any = None
+    ) -> Any:
+        states = x if key_value_states is None else key_value_states
+        states = cross_cache if cross_cache is not None else states
+        return super().forward(x, states, states), states
+
+
 VIOLATING: Violations = {
     "earlier_calls": [
         (VerifiesAsManyDrafts, {}),
     ],
     "incremental_decoding": [
+        (KeepsOldPlaces, {}),
         (OverwritesWindow, {}),
         (JoinsPrefixAsItIs, {}),
         (VerifiesAtLongest, {}),
@@ -2731,6 +2773,7 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("incremental_decoding", ResetsPlaces),
     ("incremental_decoding", JoinsWindow),
     ("incremental_decoding", KeepsMaskOfBeams),
     ("incremental_decoding", PositionsFirstInSlots),
@@ -2821,6 +2864,7 @@ PASSING_ONE: Passes = [
 
 
 EXCUSED: Excuses = [
+    ("incremental_decoding", ReplacesStates, "`cache` is not given"),
     ("incremental_decoding", CacheOfBytes, "rounded to integers"),
     ("incremental_decoding", SlotsOfMemory, "`cache` is not given"),
     ("incremental_decoding", CachesContextOfCaller, "is documented to be empty"),

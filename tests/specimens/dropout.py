@@ -1232,6 +1232,19 @@ class DropsByHandUnscaled(DropsByHand):
         return weights
 
 
+class DropsInFrontOfNorm(SelfAttention):
+    """The norm in front of a network does not see a scale of what remains."""
+
+    def __init__(self, d_model: int, heads: int, dropout: float = 0.1) -> None:
+        super().__init__(d_model, heads, 0.0)
+        self.norm, self.network = nn.LayerNorm(d_model), nn.Linear(d_model, d_model)
+        self.proj_drop = nn.Dropout(dropout)
+
+    def join(self, context: Tensor) -> Tensor:
+        y = self.proj_drop(super().join(context))
+        return y + self.proj_drop(self.network(self.norm(y)).tanh())
+
+
 VIOLATING: Violations = {
     "dropout": [
         (DropsByHandUnscaled, {}),
@@ -1282,6 +1295,7 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("dropout", DropsInFrontOfNorm),
     ("dropout", DropsByHand),
     ("dropout", attend_with_weights),
     ("dropout", DropsHeadsOfConfig),

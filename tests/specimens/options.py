@@ -752,6 +752,14 @@ class FloorOfSlices(Correct):
         return rows // size
 
 
+class FloorOfSlicesOfFours(FloorOfSlices):
+    """Its heads are a multiple of four."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        assert heads % 4 == 0
+        super().__init__(d_model, heads)
+
+
 class CeilingOfSlices(FloorOfSlices):
     def count(self, rows: int, size: int) -> int:
         return -(-rows // size)
@@ -1051,9 +1059,80 @@ class OfNamespace(Correct):
         return super().forward(x, latent, latent)
 
 
+def paged_window(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    context_lens: Tensor,
+    scale: float,
+    sliding_window: int | None = None,
+) -> Tensor:
+    """One query for each sequence; a window ends at its newest token."""
+    keys, values = (x[block_tables].flatten(1, 2) for x in (key_cache, value_cache))
+    scores = torch.einsum("bhd,bkhd->bhk", query * scale, keys)
+    slots = torch.arange(keys.shape[1], device=query.device)
+    hidden = slots >= context_lens[:, None]
+    if sliding_window is not None:
+        hidden |= slots < context_lens[:, None] - sliding_window
+    least = torch.finfo(scores.dtype).min
+    weights = scores.masked_fill(hidden[:, None], least).softmax(dim=-1)
+    return torch.einsum("bhk,bkhd->bhd", weights, values)
+
+
+def paged_window_of_longest(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    context_lens: Tensor,
+    scale: float,
+    sliding_window: int | None = None,
+) -> Tensor:
+    """The windows of all sequences end at the newest token of the longest."""
+    if sliding_window is not None:
+        longest = context_lens.amax()
+        sliding_window = (sliding_window - longest + context_lens)[:, None]  # type: ignore[assignment]
+    return paged_window(
+        *(query, key_cache, value_cache, block_tables, context_lens),
+        *(scale, sliding_window),
+    )
+
+
+class OfEitherKind(Correct):
+    """Time x batch x channel. It is built for self-attention or for a context."""
+
+    def __init__(
+        self,
+        embed_dim: int,
+        heads: int,
+        self_attention: bool = False,
+        encoder_decoder_attention: bool = False,
+    ) -> None:
+        assert self_attention != encoder_decoder_attention
+        super().__init__(embed_dim, heads)
+        self.self_attention = self_attention
+
+    def forward(  # type: ignore[override]
+        self,
+        query: Tensor,
+        key: Tensor | None = None,
+        value: Tensor | None = None,
+        key_padding_mask: Tensor | None = None,
+    ) -> Any:
+        if self.self_attention or key is None:
+            key = value = query
+        inputs = (
+            x.transpose(0, 1) for x in (query, key, key if value is None else value)
+        )
+        mask = None if key_padding_mask is None else ~key_padding_mask[:, None]
+        return super().forward(*inputs, mask).transpose(0, 1)
+
+
 VIOLATING: Violations = {
     "causality": [(MaskOfStackedHeads, {})],
     "constructor_options": [
+        (FloorOfSlicesOfFours, {}),
         (AllChunksForNone, {}),
         (FloorOfSlices, {}),
         (DropsInBlocksOnly, {}),
@@ -1083,6 +1162,7 @@ VIOLATING: Violations = {
         (WholeChunksOfRows, {}),
     ],
     "call_options": [
+        (paged_window_of_longest, {}),
         (attend_to_last_pages, {}),
         (WindowOfSeveralQueries, {}),
         (CausalByFirstQuery, {}),
@@ -1093,6 +1173,8 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("padding", OfEitherKind),
+    ("call_options", paged_window),
     ("batch_independence", OfNamespace),
     ("call_options", attend_to_pages),
     ("constructor_options", ChunksOnLeft),
