@@ -67,6 +67,7 @@ from attention_laws.law import (
     first_line,
 )
 from attention_laws.names import argument_values, required_by_name
+from attention_laws.new_tokens import over_caches, takes_caches
 from attention_laws.one_query import (
     over_queries,
     over_steps,
@@ -357,7 +358,7 @@ def with_context(adapter: Adapter, options: Options) -> Adapter | None:
     if not adapter.single_input or adapter.required_mask is not None:
         return None
     for argument in names.optional_tensors(adapter):
-        if names.CONTEXT_PATTERN.search(argument):
+        if names.CONTEXT_PATTERN.search(argument) and argument != adapter.memory:
             context = replace(
                 adapter,
                 inputs=(adapter.inputs[0], argument),
@@ -886,6 +887,8 @@ def wrapper_of(attention: Any) -> Callable[[Any], Any] | None:
         return over_pages
     if takes_steps(attention):
         return over_steps
+    if takes_caches(attention):
+        return over_caches
     return over_queries if takes_one_query(attention) else None
 
 

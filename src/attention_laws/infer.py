@@ -483,7 +483,8 @@ def infer_layout(probe: CallProbe, usual: bool) -> None:
                 probe.first_error = probe.first_error or error
             elif call is not None and accepts_other_batch(probe, fields, more):
                 fields["output_index"] = call[0].adapter.output_index
-                found.setdefault(token_mixing(*call), fields)
+                mixing = token_mixing(*call) or mixing_of_longer(probe, fields, more)
+                found.setdefault(mixing, fields)
         if found and max(found) > 0:
             best = found[max(found)]
             best |= outputs_of_own_queries(probe, best, required_mask)
@@ -508,6 +509,20 @@ def infer_layout(probe: CallProbe, usual: bool) -> None:
     )
     raise_if_model(probe, message)
     raise CallError(message)
+
+
+def mixing_of_longer(
+    probe: CallProbe, fields: dict[str, Any], more: dict[str, Any]
+) -> float:
+    """How much a context influences the output that is longer than the queries.
+
+    One of their shape may be taken for them by mistake.
+    """
+    inputs = fields.get("inputs", probe.adapter.inputs)
+    if len(inputs) != 2 or "fixed_length" in fields:
+        return 0.0
+    call = probe.try_call(**fields, **{**more, "k_len": 7})
+    return token_mixing(*call) if call is not None else 0.0
 
 
 def is_constant(script: Script, args: CallArguments) -> bool:

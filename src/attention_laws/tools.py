@@ -505,8 +505,9 @@ def recorded_weights(
     r"""The weights of a call with one batch item, `[heads, q_len, k_len]`.
 
     None unless exactly one softmax of the call has results of this shape, in any order
-    of the axes, or several have it together, each for some of the queries. Where there
-    are as many queries as heads, `queries_first` tells which axis is which.
+    of the axes, or several have it together, each for some of the queries, or have the
+    same results, as layers for equal tokens. Where there are as many queries as heads,
+    `queries_first` tells which axis is which.
 
     >>> scores = torch.zeros(1, 2, 3, 5)
     >>> recorded_weights(lambda: scores.softmax(-1), 2, 3, 5).shape
@@ -534,12 +535,20 @@ def recorded_weights(
         weights_by_head(weights, dim, heads, q_len, k_len, queries_first)
         for weights, dim in recorder.found
     ]
-    found = [each for each in every if each is not None]
-    return found[0] if len(found) == 1 else None
+    return the_only([each for each in every if each is not None])
+
+
+def the_only(found: list[Tensor]) -> Tensor | None:
+    """The tensor that a list has, once or several times, up to rounding."""
+    is_one = bool(found) and all(
+        each.shape == found[0].shape and torch.allclose(each, found[0], atol=1e-6)
+        for each in found[1:]
+    )
+    return found[0] if is_one else None
 
 
 def fused_weights(call: Callable[[], Any]) -> Tensor | None:
-    r"""The weights of PyTorch's attention, if a call computes that exactly once.
+    r"""The weights of PyTorch's attention, if all that a call computes are the same.
 
     >>> from torch.nn.functional import scaled_dot_product_attention as attend
     >>> x = torch.zeros(1, 2, 4, 3)
@@ -550,7 +559,7 @@ def fused_weights(call: Callable[[], Any]) -> Tensor | None:
     """
     with WeightsRecorder() as recorder:
         call()
-    return recorder.fused[0] if len(recorder.fused) == 1 else None
+    return the_only(recorder.fused)
 
 
 def weights_by_head(

@@ -1,5 +1,6 @@
 """Modules that violate the laws of decoding, or come near to it."""
 
+import math
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -2665,7 +2666,92 @@ class ReplacesStates(Correct):
         return super().forward(x, states, states), states
 
 
+def attend_to_stored(
+    q: Tensor,
+    k_new: Tensor,
+    v_new: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    lengths: Tensor,
+) -> Tensor:
+    """The newest token of each sequence attends to those that are stored.
+
+    q, k_new, v_new: (B, H, D); k_cache, v_cache: (B, N, H, D), written in place.
+    """
+    rows = torch.arange(len(q), device=q.device)
+    k_cache[rows, lengths], v_cache[rows, lengths] = k_new, v_new
+    scores = torch.einsum("bhd,bnhd->bhn", q, k_cache) / math.sqrt(q.shape[-1])
+    hidden = torch.arange(k_cache.shape[1], device=q.device) > lengths[:, None]
+    weights = scores.masked_fill(hidden[:, None], -torch.inf).softmax(dim=-1)
+    return torch.einsum("bhn,bnhd->bhd", weights, v_cache)
+
+
+def attend_to_stored_heads_first(
+    q: Tensor,
+    k_new: Tensor,
+    v_new: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    lengths: Tensor,
+) -> Tensor:
+    """q, k_new, v_new: (B, H, 1, D); k_cache, v_cache: (B, H, N, D)."""
+    new = (x[:, :, 0] for x in (q, k_new, v_new))
+    stored = (x.transpose(1, 2) for x in (k_cache, v_cache))
+    return attend_to_stored(*new, *stored, lengths)[:, :, None]
+
+
+def attend_to_longest(
+    q: Tensor,
+    k_new: Tensor,
+    v_new: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    lengths: Tensor,
+) -> Tensor:
+    """q, k_new, v_new: (B, H, 1, D); k_cache, v_cache: (B, H, N, D)."""
+    rows = torch.arange(len(q), device=q.device)
+    k_cache[rows, :, lengths] = k_new[:, :, 0]
+    v_cache[rows, :, lengths] = v_new[:, :, 0]
+    seen = torch.arange(k_cache.shape[2], device=q.device)[None] <= lengths.max()
+    attend = nn.functional.scaled_dot_product_attention
+    return attend(q, k_cache, v_cache, seen)
+
+
+class ServesTokens(Correct):
+    """The caller has the cache, and counts the tokens of each sequence."""
+
+    def new_cache(self, batch_size: int, max_len: int = 320) -> tuple[Tensor, Tensor]:
+        shape = batch_size, max_len, self.key.weight.shape[0]
+        zeros = self.key.weight.new_zeros(shape)
+        return zeros, zeros.clone()
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, k_cache: Tensor, v_cache: Tensor, cache_lens: Tensor
+    ) -> Tensor:
+        """x: (B, D), the new tokens; both caches are written in place."""
+        rows = torch.arange(len(x), device=x.device)
+        k_cache[rows, cache_lens] = self.key(x)
+        v_cache[rows, cache_lens] = self.value(x)
+        hidden = torch.arange(k_cache.shape[1], device=x.device) > self.last(cache_lens)
+        q, k, v = (self.split(y) for y in (self.query(x[:, None]), k_cache, v_cache))
+        scores = self.score(q, k).masked_fill(hidden[:, None, None], -torch.inf)
+        joined: Tensor = self.join(scores.softmax(dim=-1) @ v)[:, 0]
+        return joined
+
+    def last(self, cache_lens: Tensor) -> Tensor:
+        return cache_lens[:, None]
+
+
+class ServesLongest(ServesTokens):
+    def last(self, cache_lens: Tensor) -> Tensor:
+        return cache_lens.max().expand(len(cache_lens), 1)
+
+
 VIOLATING: Violations = {
+    "batch_independence": [
+        (attend_to_longest, {}),
+        (ServesLongest, {}),
+    ],
     "earlier_calls": [
         (VerifiesAsManyDrafts, {}),
     ],
@@ -2773,6 +2859,8 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("batch_independence", attend_to_stored),
+    ("incremental_decoding", ServesTokens),
     ("incremental_decoding", ResetsPlaces),
     ("incremental_decoding", JoinsWindow),
     ("incremental_decoding", KeepsMaskOfBeams),

@@ -1341,6 +1341,40 @@ class SeriesAsIfOfCode(LinearBias):
         return slopes_in_series(heads)
 
 
+class LayersOfSixSlopes(SelfAttention):
+    """Two layers with the slopes of ALiBi, those of the code of Press et al.
+
+    A network between them mixes what their outputs are made of.
+    """
+
+    first = 0
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.network = nn.Linear(d_model, d_model)
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        for _ in range(2):
+            x = x + self.network(super().forward(x)).tanh()
+        return x
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        place, heads = torch.arange(k.shape[2], device=k.device), q.shape[1]
+        closest = 1 << (heads.bit_length() - 1)
+        exponents = [8 * (n + 1) / closest for n in range(closest)]
+        between = [4 * (n + 1) / closest for n in range(2 * closest)][self.first :: 2]
+        exponents += between[: heads - closest]
+        slopes = 0.5 ** torch.tensor(exponents, device=k.device)[:, None, None]
+        bias = -slopes * (place - place[:, None]).abs()
+        return super().score(q, k) + bias.to(k)
+
+
+class LayersOfOtherSlopes(LayersOfSixSlopes):
+    """Those between have the exponents of those that there are."""
+
+    first = 1
+
+
 VIOLATING: Violations = {
     "moved_coordinates": [
         (MovesAtomsTooFar, {}),
@@ -1368,6 +1402,7 @@ VIOLATING: Violations = {
         (RotatedVideoInHalf, {}),
     ],
     "linear_bias": [
+        (LayersOfOtherSlopes, {}),
         (SeriesAsIfOfCode, {"positions": "alibi"}),
         (AlibiOfPastOnly, {}),
         (AlibiByDistanceInOrder, {}),
@@ -1415,6 +1450,7 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("linear_bias", LayersOfSixSlopes),
     ("relative_positions", RotatesByShares),
     ("relative_positions", RotatesByThree),
     ("moved_coordinates", MovesAtoms),
