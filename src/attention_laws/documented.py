@@ -301,11 +301,16 @@ def overflows_nowhere(target: Any) -> bool:
     >>> def attend_in_half(x): "It runs in half precision at inference."
     >>> [overflows_nowhere(f) for f in (attend, attend_in_float32, attend_in_half)]
     [True, False, True]
+    >>> def attend_as_stored(x): "It runs in the dtype of its weights (float16, too)."
+    >>> overflows_nowhere(attend_as_stored)
+    True
     """
     half = r"(float16|fp16|half.precision)\b"
     safe = r"\b(safe|stable|robust|no overflow|(not|never|without) overflow\w*)\b"
     runs = r"\b(runs?|usable|served|inference) in"
-    return says(target, rf"{safe}[^.:;]*\b{half}|\b{half}[^.:;]*{safe}|{runs} {half}")
+    stored = r"(the dtype of its (weights|parameters|inputs?) \(?)?"
+    runs = rf"{runs} {stored}{half}"
+    return says(target, rf"{safe}[^.:;]*\b{half}|\b{half}[^.:;]*{safe}|{runs}")
 
 
 def is_for_float32(target: Any) -> bool:

@@ -459,6 +459,20 @@ SOFTMAX_PATTERN = re.compile(
 )
 
 
+def scores_are_finite(call: Callable[[], Any]) -> bool:
+    r"""Whether no softmax of a call is given infinity, as an overflow is.
+
+    >>> scores = torch.tensor([2.0, -torch.inf])
+    >>> scores_are_finite(lambda: scores.softmax(0))
+    True
+    >>> scores_are_finite(lambda: (-scores).softmax(0))
+    False
+    """
+    with WeightsRecorder() as recorder:
+        call()
+    return not any(bool((scores == torch.inf).any()) for scores in recorder.scores)
+
+
 def calls_softmax(call: Callable[[], Any]) -> bool:
     r"""Whether a call computes exponentials, as each softmax does.
 

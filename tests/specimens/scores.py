@@ -306,12 +306,42 @@ class PoolsWithMaximumOfAll(PoolsWithMaximum):
         return scores.max()
 
 
+class NormInHalf(nn.Module):
+    """A norm in front bounds the scores of large tokens.
+
+    Runs in the dtype of its weights (float16 and bfloat16 too); the softmax is taken
+    in float32.
+    """
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__()
+        self.heads, self.scale = heads, (d_model // heads) ** -0.5
+        self.norm, self.qkv = nn.LayerNorm(d_model), nn.Linear(d_model, 3 * d_model)
+
+    def forward(self, x: Tensor) -> Tensor:
+        qkv = self.qkv(self.norm(x)).unflatten(-1, (self.heads, -1, 3)).transpose(1, 2)
+        q, k, v = qkv.unbind(-1)
+        weights = self.score(q, k).softmax(dim=-1).to(v.dtype)
+        return (weights @ v).transpose(1, 2).flatten(2)
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return (q * self.scale @ k.mT).float()
+
+
+class NormInHalfUnscaled(NormInHalf):
+    """Runs in the dtype of its weights (float16 and bfloat16 too)."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return (q @ k.mT).float() * self.scale
+
+
 VIOLATING: Violations = {
     "score_independence": [(ScoresOfTwoQueries, CAUSAL)],
     "score_scale": [
         (RotaryScaledByWidth, {"positions": "rotary"}),
     ],
     "large_scores": [
+        (NormInHalfUnscaled, {}),
         (PoolsWithMaximumOfAll, {}),
         (PoolsWithoutMaximum, {}),
         (RelativeProductsInHalf, {}),
@@ -326,6 +356,7 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("large_scores", NormInHalf),
     ("large_scores", PoolsWithMaximum),
     ("large_scores", RelativeProductsInFloat32),
     ("large_scores", OptionOfFloat32),
