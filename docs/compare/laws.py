@@ -113,7 +113,11 @@
 # attention to sequences, by
 # [`over_pages`](../source/attention_laws/pages.md#over_pages), and one that is documented
 # to take one query of each sequence, without an axis for it, as attention of several, by
-# [`over_queries`](../source/attention_laws/one_query.md#over_queries).
+# [`over_queries`](../source/attention_laws/one_query.md#over_queries). A module that
+# takes the newest token of each sequence and a cache is given sequences, token by token,
+# by [`over_steps`](../source/attention_laws/one_query.md#over_steps); where the caller
+# owns the tensors of keys and values, and counts what they hold, so is a module or a
+# function, by [`over_caches`](../source/attention_laws/new_tokens.md#over_caches).
 #
 # ## The laws
 
