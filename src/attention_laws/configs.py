@@ -235,8 +235,8 @@ def guess_value(name: str, target: Any) -> str:
     ...     return config.scalar**-0.5, 1 / config.factor, config.cap or 2
     >>> [guess_value(name, build) for name in ("rank", "scalar", "factor", "cap")]
     ['8', '1', '1', 'None']
-    >>> guess_value("centered", build)
-    'None'
+    >>> [guess_value(n, build) for n in ("centered", "num_buckets", "max_distance")]
+    ['None', '32', '128']
     """
     if "drop" in name or "prob" in name:
         return "0.1"
@@ -246,6 +246,9 @@ def guess_value(name: str, target: Any) -> str:
     source = source_of(target)
     stored = re.findall(rf"([\w.]+)(?:: int)? = {field}", source)
     of_size = "|".join([field, *(rf"{re.escape(each)}\b" for each in stored)])
+    # Those of T5, whose buckets are wide enough for the largest distance.
+    if counted := re.search(r"(^|_)(num|max)_\w*?(buckets|distance)?$", name):
+        return {"buckets": "32", "distance": "128"}.get(counted[3], "8")
     if re.search(rf"{MADE_OF_SIZES}(?:[^()]*[ (*])?(?:{of_size})", source):
         return "8"
     if re.search(calculation, source) and not re.search(f"{field} is ", source):

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from attention_laws import names, structure
 from attention_laws.source import source_of
@@ -177,13 +178,30 @@ def call_with_ids(
     handles = [table.register_forward_hook(look_up) for table in tables]
     try:
         forward: Any = super(type(model), model).forward  # type: ignore[misc]
-        return forward(
+        result = forward(
             *(ids_of.get(id(value), value) for value in args),
             **{name: ids_of.get(id(value), value) for name, value in kwargs.items()},
         )
+        return tree_map_only(Tensor, without_infinite_columns, result)
     finally:
         for handle in handles:
             handle.remove()
+
+
+def without_infinite_columns(
+    logits: Tensor,  # [..., ids]
+) -> Tensor:
+    r"""Logits with zeros for ids that are never predicted, such as that of padding.
+
+    >>> inf = torch.inf
+    >>> without_infinite_columns(torch.tensor([[-inf, 2.0, 5.0], [-inf, -inf, 3.0]]))
+    tensor([[0., 2., 5.],
+            [0., -inf, 3.]])
+    """
+    if not (logits.is_floating_point() and logits.dim() > 1 and logits.numel()):
+        return logits
+    hidden = (logits == -torch.inf).flatten(0, -2).all(dim=0)  # [ids]
+    return logits.masked_fill(hidden, 0.0) if bool(hidden.any()) else logits
 
 
 def vectors_of(given: Tensor, inputs: list[Tensor], ids: list[Tensor]) -> Tensor:

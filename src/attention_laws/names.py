@@ -29,9 +29,9 @@ ARGUMENT_NAMES = {
     "in_channels n_state input_dim dim_in dim_out output_dim query_dim in_dim out_dim "
     "embedding_dim num_features embed_dims d_embed hidden_channels q_dim feat_dim "
     "input_size units n_units nx embedding_size inner_dim hidden d dim_model emb embed "
-    "dim_Q dim_K dim_V hid_dim n_dims model_size in_features features d_hidden n_feat "
-    "n_feats idim odim adim attention_dim att_dim item_dim hidden_units num_units "
-    "token_dim d_token node_dim",
+    "din dout dim_Q dim_K dim_V hid_dim n_dims model_size in_features features "
+    "d_hidden n_feat n_feats idim odim adim attention_dim att_dim item_dim "
+    "hidden_units num_units token_dim d_token node_dim",
     "{heads}": "heads num_heads n_heads nhead n_head num_attention_heads h "
     "n_attention_heads num_attn_heads num_query_heads n_query_heads nheads nb_heads "
     "num_q_heads head_num num_head nh encoder_attention_heads decoder_attention_heads "
@@ -1054,7 +1054,8 @@ def position_templates(name: str) -> list[str]:
     axes = f"({small})[None, :, None].expand({{batch_size}}, -1, "
     coordinates = [f"{axes}3){{dtype}}", f"{axes}2){{dtype}}"]
     if COORDINATES_PATTERN.search(name):
-        return [*coordinates, f"{axes}3).mT{{dtype}}"]
+        first = f"({small})[:, None, None].expand(-1, {{batch_size}}, 3){{dtype}}"
+        return [*coordinates, f"{axes}3).mT{{dtype}}", first]
     return [f"{ids}[None].expand({{batch_size}}, -1)", ids, *coordinates]
 
 

@@ -63,6 +63,8 @@ CAUSAL_PATTERN = re.compile(r"(is_)?causal|auto_?regressive|unidirectional")
 SCALE_PATTERN = re.compile(
     r"(\w+_)?(scale|scaling|multiplier)|temperature|tau|query_pre_attn_scalar"
 )
+# How many heads of all batch items are computed at once.
+SLICE_PATTERN = re.compile(r"(attn_|attention_)?slice(_size|s)?")
 SOFTCAP_PATTERN = re.compile(r"(\w+_)?(soft_?cap(ping)?|logit_cap)")
 ROTARY_PATTERN = re.compile(r"rope|rotary|rotat|interleav|neox")
 COUNT_PATTERN = re.compile(
@@ -309,6 +311,8 @@ def options_among(
             yield name, "2"
         elif type(default) is int and LAYER_PATTERN.fullmatch(name):
             yield name, "3"
+        elif default is None and SLICE_PATTERN.fullmatch(name):
+            yield name, "5"  # of two items with three or four heads, some are left
 
 
 def choices_of(target: type, given: Mapping[str, str]) -> Iterator[tuple[str, str]]:

@@ -211,3 +211,19 @@ def test_a_large_model_is_not_checked_as_a_whole(
     assert main(["check", f"{__file__}:build_small", *flags]) == 0
     assert main(["check", f"{__file__}:build_large", *flags]) == 2
     assert "could not be called" in capsys.readouterr().err
+
+
+class NeverPadding(Model):
+    """The logit of the padding is minus infinity."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        logits = super().forward(ids) @ self.tokens.weight.T
+        hidden = torch.arange(TOKENS) == self.tokens.padding_idx
+        return logits.masked_fill(hidden, -torch.inf)
+
+
+def test_a_logit_that_is_always_minus_infinity_is_left_out() -> None:
+    logits = with_vectors(NeverPadding())(torch.randn(2, 3, WIDTH))
+    assert logits.isfinite().all()
+    assert not logits[..., 0].any()
+    assert logits[..., 1:].all()

@@ -1429,6 +1429,25 @@ class BiasOfFirstDepth(BiasOfDepth):
         return depth[:1].expand_as(depth)
 
 
+class AtomsFirst(nn.Module):
+    """feats: (N, B, C) atoms first; coords: (N, B, 3)."""
+
+    def __init__(self, channels: int, heads: int) -> None:
+        super().__init__()
+        self.attention = Correct(channels, heads)
+        self.weight = nn.Parameter(torch.ones(1))
+
+    def forward(self, feats: Tensor, coords: Tensor) -> Tensor:
+        place = coords.transpose(0, 1)
+        near = self.weight * (place[:, :, None] - place[:, None]).pow(2).sum(-1)
+        x = feats.transpose(0, 1)
+        parts = self.attention.query, self.attention.key, self.attention.value
+        q, k, v = (self.attention.split(part(x)) for part in parts)
+        scores = self.attention.score(q, k) - near[:, None]
+        joined: Tensor = self.attention.join(scores.softmax(dim=-1) @ v)
+        return joined.transpose(0, 1)
+
+
 VIOLATING: Violations = {
     "batch_independence": [
         (BiasOfFirstDepth, {}),
@@ -1496,6 +1515,7 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("batch_independence", AtomsFirst),
     ("batch_independence", BiasOfDepth),
     ("batch_independence", OptionalPrefixOfEach),
     ("batch_independence", PrefixOfEach),

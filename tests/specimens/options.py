@@ -1129,9 +1129,59 @@ class OfEitherKind(Correct):
         return super().forward(*inputs, mask).transpose(0, 1)
 
 
+class SlicesWithoutGradients(Correct):
+    """Without gradients, heads of all items are computed in slices."""
+
+    def __init__(self, d_model: int, heads: int, slice_size: int | None = None) -> None:
+        super().__init__(d_model, heads)
+        self.slice_size = slice_size
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        parts = self.query, self.key, self.value
+        q, k, v = (self.split(part(x)).flatten(0, 1) for part in parts)
+        size = len(q)
+        if self.slice_size is not None and not torch.is_grad_enabled():
+            size = min(size, self.slice_size)
+        context = torch.zeros_like(q)
+        for n in range(self.count(len(q), size)):
+            part = slice(n * size, (n + 1) * size)
+            context[part] = self.score(q[part], k[part]).softmax(dim=-1) @ v[part]
+        return self.join(context.unflatten(0, (-1, self.heads)))
+
+    def count(self, rows: int, size: int) -> int:
+        return -(-rows // size)
+
+
+class WholeSlicesWithoutGradients(SlicesWithoutGradients):
+    def count(self, rows: int, size: int) -> int:
+        return rows // size
+
+
+class OfBuckets(SelfAttention):
+    """The numbers of a config whose names are unknown are those of T5."""
+
+    def __init__(self, config: SimpleNamespace) -> None:
+        super().__init__(config.hidden_size, config.num_heads)
+        self.num_buckets = config.relative_attention_num_buckets
+        self.max_distance = config.relative_attention_max_distance
+        self.relative_bias = nn.Embedding(self.num_buckets, self.heads)
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        place = torch.arange(k.shape[2], device=k.device)
+        distance = place - place[:, None]
+        half, exact = self.num_buckets // 2, self.num_buckets // 4
+        share = (distance.abs().clamp(min=exact) / exact).log()
+        share = share / math.log(self.max_distance / exact)
+        large = (exact + share * (half - exact)).long().clamp(max=half - 1)
+        bucket = distance.abs().where(distance.abs() < exact, large)
+        bias = self.relative_bias(bucket + half * (distance > 0)).permute(2, 0, 1)
+        return super().score(q, k) + bias
+
+
 VIOLATING: Violations = {
     "causality": [(MaskOfStackedHeads, {})],
     "constructor_options": [
+        (WholeSlicesWithoutGradients, {}),
         (FloorOfSlicesOfFours, {}),
         (AllChunksForNone, {}),
         (FloorOfSlices, {}),
@@ -1173,6 +1223,8 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("constructor_options", SlicesWithoutGradients),
+    ("relative_table", OfBuckets),
     ("padding", OfEitherKind),
     ("call_options", paged_window),
     ("batch_independence", OfNamespace),
