@@ -560,7 +560,8 @@ def kinds_of(attention: Any, options: Options) -> list[Options]:
     parameters = names.parameters_of(attention)
     flags = [f for f in names.kind_flags(attention) if f not in options.init_args]
     kinds = [replace(options, init_args={**options.init_args, f: True}) for f in flags]
-    is_one = all(p.default is not p.empty for p in parameters[1:])
+    required = [p.name for p in parameters[1:] if p.default is p.empty]
+    is_one = len(parameters) > 0 and not required
     return [
         replace(kind, inputs=kind.inputs or (parameters[0].name,))
         if is_one and "self" in flag

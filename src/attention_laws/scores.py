@@ -133,8 +133,9 @@ def large_scores(script: Script) -> None:
     subtract the maximum overflows for scores above 11. Where the documentation says
     that scores are computed in float32, that products do not overflow, or that the
     model runs in half precision, they are three times as large; in the latter cases,
-    before they are divided by 4. Where a norm bounds them, the weights of a softmax
-    that is written by hand are large, in float64.
+    before they are divided by 4. Where a norm bounds them, the parameters are scaled
+    instead: in float64 for a softmax that is written by hand, and in float16 where
+    products must not overflow.
     """
     assert_own_softmax_bears_large_scores(script)
     skip_if_for_float32(script)

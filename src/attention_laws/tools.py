@@ -407,8 +407,9 @@ class FactorOfDropout(torch.overrides.TorchFunctionMode):
             args = args[:3]
             if kwargs.pop("dropout_p", 0.0):
                 weights = self.scaled(sdpa_weights(*args, **kwargs))
-                groups = weights.shape[-3] // args[2].shape[-3]
-                return weights @ args[2].repeat_interleave(groups, dim=-3)
+                value = args[2] if len(args) > 2 else kwargs["value"]
+                groups = weights.shape[-3] // value.shape[-3]
+                return weights @ value.repeat_interleave(groups, dim=-3)
         return function(*args, **kwargs)
 
     def scaled(self, x: Tensor) -> Tensor:
