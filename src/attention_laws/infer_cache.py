@@ -53,7 +53,7 @@ STEP_PATTERN = re.compile(r"step|token|one|single|recurrent")
 # Methods with which a module begins to store a cache.
 CACHE_SETUP_PATTERN = re.compile(
     r"(set_?up|enable|init(ialize)?|start|begin|allocate)_?(kv_?)?"
-    r"(cache|caching|decoding|generation|streaming|state)s?"
+    r"(cache|caching|decoding|generation|streaming|state)s?|allocate"
 )
 
 
@@ -213,7 +213,7 @@ def cache_candidates_of(
             given = f", with `{', '.join(step)}`" if step else ""
             text = f"stored by the module{given}"
             yield text, {"cache": ("", ""), "cache_args": step}
-        for setup in [] if method else cache_setups(adapter.target):
+        for setup in cache_setups(adapter.target):
             text = f"stored by the module after `{setup.partition('(')[0]}`"
             fields = {"cache": ("", ""), "empty_cache": f"attention.{setup}"}
             yield text, {**fields, "cache_args": next(iter(steps), {})}

@@ -578,20 +578,30 @@ def codes_of(target: Any, without: Collection[type] = ()) -> Iterator[CodeType]:
                     functions += methods_of(value)
 
 
+# Methods that call a model for one token after the other.
+GENERATION_PATTERN = re.compile(r"(generate|sample|beam_search|greedy|translate)\w*")
+
+
 def methods_of(owner: type) -> list[Any]:
     r"""The functions that a class defines, also if they are static or decorated.
 
-    Methods of the class itself, such as other constructors, are not among them.
+    Methods of the class itself, such as other constructors, are not among them, nor
+    those that choose the tokens that a model continues a text with.
 
     >>> class Chooser:
     ...     @staticmethod
     ...     def rate(scores): ...
     ...     @cache
     ...     def choose(self, scores): ...
+    ...     def generate(self, ids, steps): ...
     >>> [method.__name__ for method in methods_of(Chooser)]
     ['rate', 'choose']
     """
-    members = [each for each in vars(owner).values() if type(each) is not classmethod]
+    members = [
+        each
+        for name, each in vars(owner).items()
+        if type(each) is not classmethod and not GENERATION_PATTERN.fullmatch(name)
+    ]
     methods = [getattr(each, "__wrapped__", each) for each in members]
     return [method for method in methods if inspect.isfunction(method)]
 

@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from attention_laws import batch, check
+from attention_laws import LAWS, batch, check
 from specimens import assert_caught, each_law_of
+from specimens.batch import PlacesOfFirst
 
 
 @each_law_of(batch)
@@ -56,3 +57,10 @@ def test_a_function_on_the_nodes_of_graphs_keeps_graphs_apart() -> None:
     assert "batch_independence" in [result.law.name for result in report.passed]
     report = check(attend_to_neighbors, only="batch_independence")
     assert not report.ok, report
+
+
+@pytest.mark.slow
+def test_a_method_that_draws_tokens_is_no_design() -> None:
+    others = [name for name in LAWS if name != "batch_independence"]
+    (failure,) = check(PlacesOfFirst, skip=others).failed
+    assert "differs if the item is alone" in failure.detail

@@ -1448,6 +1448,26 @@ class AtomsFirst(nn.Module):
         return joined.transpose(0, 1)
 
 
+class PlacesOfFirst(Correct):
+    """The positions of all items are those of the first, and a method draws tokens."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.places = nn.Embedding(320, d_model)
+
+    def forward(self, x: Tensor, attention_mask: Tensor | None = None) -> Any:  # type: ignore[override]
+        ones = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device)
+        mask, places = ones.tril()[None], torch.arange(x.shape[1], device=x.device)
+        if attention_mask is not None:
+            mask = mask & attention_mask.bool()[:, None]
+            places = (attention_mask[0].long().cumsum(dim=-1) - 1).clamp(min=0)
+        x = x + self.places(places)
+        return super().forward(x, x, x, mask)
+
+    def sample(self, x: Tensor) -> Tensor:
+        return torch.multinomial(self(x)[:, -1].softmax(dim=-1), 1)
+
+
 VIOLATING: Violations = {
     "batch_independence": [
         (BiasOfFirstDepth, {}),

@@ -2747,6 +2747,39 @@ class ServesLongest(ServesTokens):
         return cache_lens.max().expand(len(cache_lens), 1)
 
 
+class AllocatesRows(SelfAttention):
+    """A method allocates the rows of the beams, another one takes new tokens."""
+
+    filled = 0
+
+    def allocate(self, batch_size: int, max_len: int) -> None:
+        weight = self.key.weight
+        self.rows = weight.new_zeros(batch_size, max_len, weight.shape[1])
+        self.filled = 0
+
+    @torch.no_grad()
+    def step(self, x: Tensor) -> Tensor:
+        end = self.filled + x.shape[1]
+        self.rows[:, self.filled : end] = x
+        seen, past, self.filled = self.rows[:, :end], self.filled, end
+        ones = torch.ones(x.shape[1], end, dtype=torch.bool, device=x.device)
+        joined: Tensor = Correct.forward(self, x, seen, seen, ones.tril(past)[None])
+        return joined
+
+    def forward(self, x: Tensor) -> Any:
+        ones = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device)
+        return Correct.forward(self, x, x, x, ones.tril()[None])
+
+    def reorder(self, beams: Tensor) -> None:
+        self.rows = self.rows[beams]
+
+
+class AllocatesRowsInTurn(AllocatesRows):
+    def reorder(self, beams: Tensor) -> None:
+        for row, source in enumerate(beams.tolist()):
+            self.rows[row] = self.rows[source]
+
+
 VIOLATING: Violations = {
     "batch_independence": [
         (attend_to_longest, {}),
@@ -2756,6 +2789,7 @@ VIOLATING: Violations = {
         (VerifiesAsManyDrafts, {}),
     ],
     "incremental_decoding": [
+        (AllocatesRowsInTurn, {}),
         (KeepsOldPlaces, {}),
         (OverwritesWindow, {}),
         (JoinsPrefixAsItIs, {}),
@@ -2859,6 +2893,7 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("incremental_decoding", AllocatesRows),
     ("batch_independence", attend_to_stored),
     ("incremental_decoding", ServesTokens),
     ("incremental_decoding", ResetsPlaces),
