@@ -437,6 +437,19 @@ def parameters_of_method(target: Any, name: str) -> list[inspect.Parameter]:
     return list(inspect.signature(method).parameters.values())[1:]
 
 
+def with_options(
+    function: Any, first: Iterable[inspect.Parameter]
+) -> inspect.Signature:
+    r"""A signature of these parameters, and of those of a function with a default.
+
+    >>> def attend(query, pages, scale=None): ...
+    >>> with_options(attend, [parameters_by_name(attend)["query"]])
+    <Signature (query, scale=None)>
+    """
+    optional = [p for p in parameters_of(function) if p.default is not p.empty]
+    return inspect.Signature([*first, *optional])
+
+
 def parameters_by_name(function: Any) -> dict[str, inspect.Parameter]:
     """The same parameters by their names."""
     return {parameter.name: parameter for parameter in parameters_of(function)}

@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from attention_laws import caches, documented
-from attention_laws.names import parameters_by_name, parameters_of
+from attention_laws import documented
+from attention_laws.names import parameters_by_name, with_options
+from attention_laws.one_query import make_cache, named_as, new_caches
 
 # Arguments that store keys and values, and the number of those that are stored.
 STORE_PATTERN = re.compile(
@@ -29,11 +30,25 @@ COUNT_PATTERN = re.compile(
 
 
 class Parts(NamedTuple):
-    """The names of the required arguments: tokens, stores, and how many they have."""
+    """The names of the required arguments: tokens, stores, and how many they have.
+
+    Their `shapes` are those that are documented.
+    """
 
     tokens: tuple[str, ...]
     stores: tuple[str, ...]
-    number: str
+    number: inspect.Parameter
+    shapes: dict[str, tuple[str, ...]]
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The documented axes of the tokens of a call."""
+        return self.shapes.get(self.tokens[0], ())
+
+    @property
+    def axis(self) -> int:
+        """The axis of positions, of which a call takes one."""
+        return self.axes.index("1") if "1" in self.axes else 1
 
 
 def parts_of_call(attention: Any) -> Parts | None:
@@ -46,13 +61,15 @@ def parts_of_call(attention: Any) -> Parts | None:
     is_class = isinstance(attention, type) and issubclass(attention, nn.Module)
     if not (is_class or inspect.isfunction(attention)):
         return None
-    required = [p.name for p in parameters_of(attention) if p.default is p.empty]
+    known = parameters_by_name(attention)
+    required = [name for name, p in known.items() if p.default is p.empty]
     first = 1 if is_class else 3
     tokens, stores, rest = required[:first], required[first:-1], required[-1:]
     are_stores = bool(stores) and all(map(STORE_PATTERN.fullmatch, stores))
     if not (are_stores and all(map(COUNT_PATTERN.fullmatch, rest))):
         return None
-    return Parts(tuple(tokens), tuple(stores), rest[0])
+    shapes = documented.all_shapes(attention)
+    return Parts(tuple(tokens), tuple(stores), known[rest[0]], shapes)
 
 
 def takes_caches(attention: Any) -> bool:
@@ -68,18 +85,10 @@ def takes_caches(attention: Any) -> bool:
     parts = parts_of_call(attention)
     if parts is None:
         return False
-    shapes = documented.all_shapes(attention)
-    axes = shapes.get(parts.tokens[0], ())
-    is_one = len(axes) == (2 if len(parts.tokens) == 1 else 3) or "1" in axes
-    return is_one and (bool(maker_of(attention, parts)) or {*parts.stores} <= {*shapes})
-
-
-def maker_of(attention: Any, parts: Parts) -> str:
-    """The call of a method that makes what stores keys and values; "" if none does."""
-    if not isinstance(attention, type):
-        return ""
-    parameter = parameters_by_name(attention)[parts.stores[0]]
-    return next(iter(caches.new_caches(attention, parameter)), "")
+    axes, is_class = parts.axes, isinstance(attention, type)
+    is_one = len(axes) == (2 if is_class else 3) or "1" in axes
+    is_made = is_class and bool(new_caches(attention, parts.stores[0]))
+    return is_one and (is_made or {*parts.stores} <= {*parts.shapes})
 
 
 def over_caches(attention: Any) -> Any:
@@ -109,7 +118,7 @@ def over_caches(attention: Any) -> Any:
         given = signature.bind(*inputs, **options).arguments
         tokens = [given.pop(name) for name in parts.tokens]
         stored = empty_stores(attention, parts, tokens[0])
-        return steps(attention, attention, tokens, stored, given)[0]
+        return steps(parts, attention, tokens, stored, given)[0]
 
     known = parameters_by_name(attention)
     signature = with_options(attention, [known[name] for name in parts.tokens])
@@ -117,39 +126,28 @@ def over_caches(attention: Any) -> Any:
     return attend
 
 
-def with_options(attention: Any, first: list[inspect.Parameter]) -> inspect.Signature:
-    """A signature of these parameters, and of the optional ones of the attention."""
-    optional = [p for p in parameters_of(attention) if p.default is not p.empty]
-    return inspect.Signature([*first, *optional])
-
-
 def steps_of_module(attention: type[nn.Module], parts: Parts) -> type[nn.Module]:
     """The class, whose `forward` takes sequences, and what was stored."""
-    maker = maker_of(attention, parts)
+    made_by = new_caches(attention, parts.stores[0])
 
     class Steps(attention):  # type: ignore[misc, valid-type]
         def forward(self, *args: Any, **options: Any) -> Any:
             given = signature.bind(self, *args, **options).arguments
             tokens, stored = given[parts.tokens[0]], given.get("cache")
-            if stored is None and maker:
-                text = maker.format(batch_size=len(tokens))
-                made = eval(text, {"attention": self})
+            if stored is None and made_by:
+                made = make_cache(self, made_by, len(tokens))
                 stored = *(made if isinstance(made, tuple) else (made,)), 0
             elif stored is None:
                 stored = empty_stores(self, parts, tokens)
             left = {n: x for n, x in given.items() if n not in own}
-            return steps(attention, super().forward, [tokens], stored, left)
+            return steps(parts, super().forward, [tokens], stored, left)
 
     itself, *_ = inspect.signature(attention.forward).parameters.values()
     first = parameters_by_name(attention)[parts.tokens[0]]
     cache = first.replace(name="cache", default=None, annotation=tuple[Any, ...] | None)
     own = {each.name for each in (itself, first, cache)}
     signature = with_options(attention, [itself, first, cache])
-    Steps.forward.__signature__ = signature  # type: ignore[attr-defined]
-    Steps.__doc__ = attention.__doc__
-    for name in ("__name__", "__qualname__", "__module__"):
-        setattr(Steps, name, getattr(attention, name))
-    return Steps
+    return named_as(attention, Steps, signature)
 
 
 def empty_stores(attention: Any, parts: Parts, tokens: Tensor) -> tuple[Any, ...]:
@@ -158,38 +156,27 @@ def empty_stores(attention: Any, parts: Parts, tokens: Tensor) -> tuple[Any, ...
     An axis is as long as that of the same name of the tokens, or as the attribute of
     this name. What they hold at first is no key, and must not count.
     """
-    shapes = documented.all_shapes(attention)
-    axes, axis = shapes[parts.tokens[0]], axis_of_tokens(attention, parts)
-    sizes = [size for n, size in enumerate(tokens.shape) if n != axis]
-    known = dict(zip((name for name in axes if name != "1"), sizes, strict=True))
-    length = tokens.shape[axis]
+    axes = [name for name in parts.axes if name != "1"]
+    sizes = [size for n, size in enumerate(tokens.shape) if n != parts.axis]
+    known, length = dict(zip(axes, sizes, strict=True)), tokens.shape[parts.axis]
     one = torch.ones_like(tokens.flatten()[:1])  # one for each example under `vmap`
-    shapes_of_stores = (
-        [known.get(name, getattr(attention, name, length)) for name in shapes[store]]
+    shapes = (
+        [known.get(n, getattr(attention, n, length)) for n in parts.shapes[store]]
         for store in parts.stores
     )
-    return *(one.expand(shape).clone() for shape in shapes_of_stores), 0
-
-
-def axis_of_tokens(attention: Any, parts: Parts) -> int:
-    """The axis of positions, of which a call takes one."""
-    axes = documented.all_shapes(attention)[parts.tokens[0]]
-    return axes.index("1") if "1" in axes else 1
+    return *(one.expand(shape).clone() for shape in shapes), 0
 
 
 def steps(
-    attention: Any,
+    parts: Parts,
     call: Callable[..., Any],
     tokens: list[Tensor],
     stored: tuple[Any, ...],
     options: dict[str, Any],
 ) -> tuple[Tensor, tuple[Any, ...]]:
     """The outputs for all tokens, and what is stored of them, with its length."""
-    parts = parts_of_call(attention)
-    assert parts is not None
-    axis = axis_of_tokens(attention, parts)
-    is_narrow = "1" in documented.all_shapes(attention)[parts.tokens[0]]
-    is_int = parameters_by_name(attention)[parts.number].annotation in (int, "int")
+    axis, is_narrow = parts.axis, "1" in parts.axes
+    is_int = parts.number.annotation in (int, "int")
     *stores, start = stored
     batch_size, length = len(tokens[0]), tokens[0].shape[axis]
     item = torch.arange(batch_size, device=tokens[0].device)  # [batch_size]

@@ -67,8 +67,32 @@ def takes_steps(attention: Any) -> bool:
         len(required) == 2
         and CACHE_PATTERN.match(required[1].name) is not None
         and len(documented.all_shapes(attention).get(required[0].name, ())) == 2
-        and bool(caches.new_caches(attention, required[1]))
+        and bool(new_caches(attention, required[1].name))
     )
+
+
+def new_caches(attention: type[nn.Module], name: str) -> dict[str, dict[str, type]]:
+    """Source texts for the cache of an argument, and the classes that each names."""
+    return caches.new_caches(attention, parameters_by_name(attention)[name])
+
+
+def make_cache(
+    module: nn.Module, made_by: dict[str, dict[str, type]], batch_size: int
+) -> Any:
+    """The first cache that the methods of a module, or classes, make."""
+    text, classes = next(iter(made_by.items()))
+    return eval(text.format(batch_size=batch_size), {"attention": module, **classes})
+
+
+def named_as(
+    attention: type[nn.Module], steps: type[nn.Module], signature: inspect.Signature
+) -> type[nn.Module]:
+    """A subclass, shown as its class is, whose `forward` has this signature."""
+    steps.forward.__signature__ = signature  # type: ignore[attr-defined]
+    steps.__doc__ = attention.__doc__
+    for name in ("__name__", "__qualname__", "__module__"):
+        setattr(steps, name, getattr(attention, name))
+    return steps
 
 
 def over_steps(attention: type[nn.Module]) -> type[nn.Module]:
@@ -87,7 +111,7 @@ def over_steps(attention: type[nn.Module]) -> type[nn.Module]:
     tensor([1., 2., 3.])
     """
     first, second, *others = parameters_of(attention)
-    maker, classes = next(iter(caches.new_caches(attention, second).items()))
+    made_by = new_caches(attention, second.name)
 
     class Steps(attention):  # type: ignore[misc, valid-type]
         def forward(
@@ -100,8 +124,7 @@ def over_steps(attention: type[nn.Module]) -> type[nn.Module]:
             cache = given.get(second.name)
             options = {p.name: given[p.name] for p in others if p.name in given}
             if cache is None:
-                known = {"attention": self, **classes}
-                cache = eval(maker.format(batch_size=len(x)), known)
+                cache = make_cache(self, made_by, len(x))
             outputs = []  # each [batch_size, d_model]
             for token in x.unbind(1):
                 result = super().forward(token, cache, **options)
@@ -114,11 +137,7 @@ def over_steps(attention: type[nn.Module]) -> type[nn.Module]:
     itself, *_ = inspect.signature(attention.forward).parameters.values()
     cached = second.replace(default=None)
     signature = inspect.Signature([itself, first, cached, *others])
-    Steps.forward.__signature__ = signature  # type: ignore[attr-defined]
-    Steps.__doc__ = attention.__doc__
-    for name in ("__name__", "__qualname__", "__module__"):
-        setattr(Steps, name, getattr(attention, name))
-    return Steps
+    return named_as(attention, Steps, signature)
 
 
 def over_queries(attention: Callable[..., Tensor]) -> Callable[..., Tensor]:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from attention_laws.names import parameters_of, required_by_name
+from attention_laws.names import parameters_of, required_by_name, with_options
 
 # The required arguments, in their usual order.
 PAGE_ARGUMENTS = (
@@ -105,7 +105,6 @@ def over_pages(attention: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return output.reshape(query.shape)  # [batch_size, q_len, heads, d_k]
 
     own = [*inspect.signature(attend).parameters.values()][:-1]
-    optional = [p for p in parameters_of(attention) if p.default is not p.empty]
-    signature = inspect.Signature([*own, *optional])
+    signature = with_options(attention, own)
     attend.__signature__ = signature  # type: ignore[attr-defined]
     return attend

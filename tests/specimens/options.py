@@ -729,25 +729,35 @@ class DropsInTraining(DropsInBlocksOnly):
     always = False
 
 
-class FloorOfSlices(Correct):
+class Slices(Correct):
     """Attention in slices of batch items and heads."""
 
-    size: int | None = None
-
-    def set_attention_slice(self, slice_size: int | None) -> None:
-        self.size = slice_size
+    slice_size: int | None = None
 
     def forward(self, x: Tensor) -> Any:  # type: ignore[override]
         q, k, v = (
             self.split(f(x)).flatten(0, 1) for f in (self.query, self.key, self.value)
         )
-        size = min(self.size or len(q), len(q))
+        size = min(self.limit() or len(q), len(q))
         context = torch.zeros_like(q)
         for n in range(self.count(len(q), size)):
             part = slice(n * size, (n + 1) * size)
             context[part] = self.score(q[part], k[part]).softmax(dim=-1) @ v[part]
         return self.join(context.unflatten(0, (-1, self.heads)))
 
+    def limit(self) -> int | None:
+        return self.slice_size
+
+    def count(self, rows: int, size: int) -> int:
+        return -(-rows // size)
+
+
+class CeilingOfSlices(Slices):
+    def set_attention_slice(self, slice_size: int | None) -> None:
+        self.slice_size = slice_size
+
+
+class FloorOfSlices(CeilingOfSlices):
     def count(self, rows: int, size: int) -> int:
         return rows // size
 
@@ -758,11 +768,6 @@ class FloorOfSlicesOfFours(FloorOfSlices):
     def __init__(self, d_model: int, heads: int) -> None:
         assert heads % 4 == 0
         super().__init__(d_model, heads)
-
-
-class CeilingOfSlices(FloorOfSlices):
-    def count(self, rows: int, size: int) -> int:
-        return -(-rows // size)
 
 
 class CapsUnscaled(SelfAttention):
@@ -1129,27 +1134,15 @@ class OfEitherKind(Correct):
         return super().forward(*inputs, mask).transpose(0, 1)
 
 
-class SlicesWithoutGradients(Correct):
+class SlicesWithoutGradients(Slices):
     """Without gradients, heads of all items are computed in slices."""
 
     def __init__(self, d_model: int, heads: int, slice_size: int | None = None) -> None:
         super().__init__(d_model, heads)
         self.slice_size = slice_size
 
-    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
-        parts = self.query, self.key, self.value
-        q, k, v = (self.split(part(x)).flatten(0, 1) for part in parts)
-        size = len(q)
-        if self.slice_size is not None and not torch.is_grad_enabled():
-            size = min(size, self.slice_size)
-        context = torch.zeros_like(q)
-        for n in range(self.count(len(q), size)):
-            part = slice(n * size, (n + 1) * size)
-            context[part] = self.score(q[part], k[part]).softmax(dim=-1) @ v[part]
-        return self.join(context.unflatten(0, (-1, self.heads)))
-
-    def count(self, rows: int, size: int) -> int:
-        return -(-rows // size)
+    def limit(self) -> int | None:
+        return None if torch.is_grad_enabled() else self.slice_size
 
 
 class WholeSlicesWithoutGradients(SlicesWithoutGradients):
