@@ -493,9 +493,9 @@ class Adapter:
             if "b" not in self.layout:  # what has as many rows has one for each token
                 return shape[:1] == (1,) and len(shape) == 2 and len(query) == 2
             if self.layout == "lbd":
-                return shape[:-1] in ((query[1],), (1, query[1]))
-            # One vector, or one for each of its own, learned queries.
-            return len(shape) in (2, 3) and shape[0] == query[0]
+                return shape == query[1:2] or shape[:-1] in ((query[1],), (1, query[1]))
+            # A number, or one vector, or one for each of its own, learned queries.
+            return len(shape) in (1, 2, 3) and shape[0] == query[0]
         pairs = zip(self.layout, shape, query, strict=False)
         return len(shape) == len(query) and all(
             size == expected

@@ -456,6 +456,8 @@ def own_tensors(script: Script, argument: str) -> Iterator[str]:
         return
     if value.shape[0] != batch_size or batch_size in value.shape[1:]:
         return
+    if template.startswith(names.PER_ITEM) and takes_more_rows(script, argument, text):
+        return  # they are vectors that all batch items share
     given = script.random_tensor(argument, *value.shape)
     if value.is_floating_point():
         is_box = value.shape[-1] == 4 and documented.BOXES_PATTERN.search(argument)
@@ -473,6 +475,16 @@ def own_tensors(script: Script, argument: str) -> Iterator[str]:
         units = f"torch.arange(1, {batch_size + 1}){script.to_device()}.view{axes}"
         yield script.assign(argument, f"({given} * {units}).to({value.dtype})")
     yield script.assign(argument, f"({given}).to({value.dtype})")
+
+
+def takes_more_rows(script: Script, argument: str, text: str) -> bool:
+    """Whether a tensor may have more rows than there are batch items."""
+    is_taken = False
+    with script.rollback(), script.attempt():
+        args = script.make_arguments(script.all_allowed(script.sizes.k_len))
+        script.call(args, **{argument: f"torch.cat([{text}, {text}])"})
+        is_taken = True
+    return is_taken
 
 
 def is_number_of_each(script: Script, value: Any) -> bool:

@@ -35,6 +35,7 @@ from attention_laws.adapter import (
     Options,
     Sizes,
 )
+from attention_laws.embedded import takes_ids
 from attention_laws.law import ScriptError
 from attention_laws.script import CallArguments, Script, find_output
 from attention_laws.source import source_of
@@ -169,7 +170,11 @@ class CallProbe:
         except Exception as error:
             cause = error.error if isinstance(error, ScriptError) else error
             is_of_ids = "'indices' to have" in str(cause)
-            self.takes_ids |= is_of_ids and not adapter.extra_args
+            # An argument that is made may be refused, too.
+            shape = documented.shapes(adapter.target).get(adapter.inputs[0], ())
+            is_first = not adapter.extra_args or len(shape) == 2
+            is_first = is_first and not takes_ids(adapter.target)
+            self.takes_ids |= is_of_ids and is_first
             if not self.first_error:
                 location = error_location(cause)
                 self.first_error = f"raises {ScriptError(cause)}{location}"
@@ -417,13 +422,15 @@ def groups_of_layouts(probe: CallProbe) -> list[list[str]]:
     """
     adapter, options = probe.adapter, probe.options
     groups = [["bld", "lbd"], ["bhld", "blhd"], ["ld"], *IMAGE_GROUPS, ["bdl"]]
+    if takes_ids(adapter.target):  # whose vectors are the last axis, and have no heads
+        groups = [["bld", "lbd"], ["ld"], ["image_channels_last"]]
     if not adapter.is_module:
         with_heads = ["bhld", "blhd", "lbhd", "bhdl"]
         groups = [with_heads, groups[0], ["hld", "lhd"], *groups[2:]]
     elif "Conv2d" in structure.identifiers(adapter.target):
         groups.sort(key=lambda group: group == ["bhld", "blhd"])  # images come first
     first = adapter.inputs[0]
-    shapes = [documented.shapes(adapter.target).get(first, ())]
+    shapes = [shapes_of_inputs(adapter).get(first, ())]
     shapes.append(names.unpacked_axes(adapter.target, first))
     is_image = {"w", "width"} & {axis.lower() for axis in shapes[0]}
     if len(shapes[0]) == 4 and len(adapter.inputs) == 3 and not is_image:
@@ -517,7 +524,7 @@ def documented_sides(probe: CallProbe) -> Iterator[tuple[int, int]]:
     The documented axis has its name; an axis of another name has three.
     """
     adapter = probe.adapter
-    axes = documented.shapes(adapter.target).get(adapter.inputs[0], ())
+    axes = shapes_of_inputs(adapter).get(adapter.inputs[0], ())
     sizes = names.constructor_sizes(adapter.target, adapter.init_args)
     counts = {name: int(text) for name, text in sizes.items() if text.isdigit()}
     for pair in (axes[1:3], axes[2:4]) if len(axes) == 4 else ():
@@ -565,7 +572,7 @@ def values_of_required(probe: CallProbe) -> dict[str, list[str]]:
     """Source texts for each of the required arguments that are no inputs."""
     adapter, given = probe.adapter, probe.options.call_args
     parameters = names.parameters_by_name(adapter.target)
-    shapes = documented.shapes(adapter.target)
+    shapes = shapes_of_inputs(adapter)
     if 0 < len(shapes.get(adapter.inputs[0], "")) < 3:
         # The input is no sequence of batch items. Nodes have edges.
         of_edges = documented.EDGES_PATTERN.fullmatch
@@ -616,9 +623,20 @@ def values_of_required(probe: CallProbe) -> dict[str, list[str]]:
     return templates
 
 
+def shapes_of_inputs(adapter: Adapter) -> dict[str, tuple[str, ...]]:
+    """The documented shapes; in place of token ids, an input has vectors."""
+    shapes = documented.shapes(adapter.target)
+    if takes_ids(adapter.target):
+        shapes |= {n: (*shapes[n], "") for n in adapter.inputs if n in shapes}
+    return shapes
+
+
 def templates_of(adapter: Adapter, parameter: inspect.Parameter) -> list[str]:
     """Values for a required argument without features, such as the edges of a graph."""
     name = parameter.name
+    others = map(str.lower, names.parameters_by_name(adapter.target))
+    if name == "w" and not {"h", "height", "rows"} & {*others}:
+        name = "window"  # no width of images, whose height would be given, too
     texts = names.extra_templates(name, parameter.annotation)
     axes = documented.all_shapes(adapter.target).get(name, ())
     if len(axes) == 3 and texts[0].endswith(".T"):
@@ -633,7 +651,7 @@ def queries_of_items(probe: CallProbe) -> Iterator[dict[str, Any]]:
     may be made of it by a method.
     """
     adapter = probe.adapter
-    shapes = documented.shapes(adapter.target)
+    shapes = shapes_of_inputs(adapter)
     required = [*adapter.inputs, *(n for n in adapter.call_args if n in shapes)]
     if probe.options.inputs or not set(adapter.inputs) <= {*shapes}:
         return
@@ -713,7 +731,7 @@ def second_inputs(probe: CallProbe) -> Iterator[dict[str, Any]]:
     adapter = probe.adapter
     if not adapter.single_input or probe.options.inputs:
         return
-    shapes = documented.shapes(adapter.target)
+    shapes = shapes_of_inputs(adapter)
     for name, parameter in names.parameters_by_name(adapter.target).items():
         value = adapter.call_args.get(name, ...)
         # The name of a size is one of a tensor if the documentation says so.
@@ -738,7 +756,7 @@ def packed_contexts(probe: CallProbe) -> Iterator[dict[str, Any]]:
     adapter = probe.adapter
     if not adapter.single_input or probe.options.inputs:
         return
-    shapes, maps = documented.shapes(adapter.target), "[{0}.mT.unflatten(2, (1, -1))]"
+    shapes, maps = shapes_of_inputs(adapter), "[{0}.mT.unflatten(2, (1, -1))]"
     first = adapter.inputs[0]
     if documented.says_of(adapter.target, first, r"\blist\b"):
         if names.is_list(adapter.target, first):
@@ -809,7 +827,7 @@ def optional_arguments(probe: CallProbe) -> Iterator[dict[str, Any]]:
             fields = {"inputs": (value,), "by_keyword": True, "is_pooled": True}
             yield fields | {"extra_args": {query: text, key: "{query}"}}
     if len(adapter.inputs) == 2 and not probe.options.inputs:
-        shapes = documented.shapes(adapter.target)
+        shapes = shapes_of_inputs(adapter)
         for one, other in itertools.permutations(adapter.inputs):
             rest = CallProbe(replace(adapter, inputs=(one,)), probe.options)
             is_sequence = len(shapes.get(other, ())) > 2  # and no vector

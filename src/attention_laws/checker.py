@@ -449,10 +449,12 @@ def of_queries(adapter: Adapter) -> tuple[Adapter, Adapter] | None:
         conversion = "{dtype}" if mask.kind.startswith("additive") else "{device}"
         text = for_all_items(mask.to_source(hidden), mask.axes) + conversion
         constants.setdefault(mask.name, text)
+    required = adapter.required_mask
     alone = replace(
         adapter,
         inputs=adapter.inputs[:1],
         by_keyword=True,
+        required_mask=None if required and required.name in constants else required,
         extra_args={**adapter.extra_args, **constants},
         decoder_context=adapter.inputs[1],
         context_masks=tuple({m.name: m for m in reversed(masks)}.values()),

@@ -843,7 +843,8 @@ def returns_weights_of_values(target: Any) -> bool:
         re.search(
             rf"(?i)(return[^.]*\b(weights|coefficients)|weights returned)\b{which}"
             rf"|\b(weights|maps)\b{which}[^.]*\breturned\b"
-            r"|\bweights\b[^.]*\bcoefficients\b[^.]*\bwhich\b[^.]*\bvalues?\b",
+            r"|\bweights\b[^.]*\bcoefficients\b[^.]*\bwhich\b[^.]*\bvalues?\b"
+            r"|\bweights (by|with) which (the )?values (are|were)\b",
             text,
         )
         or re.search(rf"\b(weights|maps|attn)\b{which}", result)

@@ -27,7 +27,8 @@ def head_independence(script: Script) -> None:
 
     Heads are computed side by side, in axes that are easily confused. A norm or a
     softmax over the axis of the heads mixes them. A row of the projection may have
-    influence on one head, or with grouped keys on the heads of a group.
+    influence on one head, or with grouped keys on the heads of a group. So may a row
+    or a column of a parameter that no layer has.
     """
     adapter = script.adapter
     skip_unless(adapter.is_module, "is a function, and has no projections")
@@ -37,24 +38,30 @@ def head_independence(script: Script) -> None:
     # Queries and keys of all heads have a norm in common in models that train its
     # weights; one without weights is for single heads.
     layers = plain_layers(script, weightless=False)
-    name = layers.get("query", layers.get("fused", ""))
+    name, axes = layers.get("query", layers.get("fused", "")), {"counts": 1}
+    rows = f"attention.get_submodule({name!r}).weight"
+    if not name:
+        name = structure.query_parameter(script.evaluate("attention"))
+        rows, axes = f"attention.get_parameter({name!r})", {"counts": 1, "columns": 0}
     skip_unless(name and script.sizes.heads > 1, "has no projection for several heads")
     weights = record_weights(script, script.make_arguments())
     skip_unless(weights, "its weights are neither returned nor those of a softmax")
-    script.exec_line(f"rows = attention.get_submodule({name!r}).weight")
-    script.exec_line("counts = 0")
+    script.exec_line(f"rows = {rows}")
+    script.exec_line(f"{' = '.join(axes)} = 0")
     for head in range(script.sizes.heads):
         # The weights of future keys are zero, and have no logarithm.
         of_head = f"loss({weights}[{head}].clamp(min=1e-30).log())"
         grad = f"torch.autograd.grad({of_head}, rows, retain_graph=True)[0]"
-        size = script.assign("size", f"{grad}.flatten(1).norm(dim=1)")
-        script.exec_line(f"counts = counts + ({size} > 1e-3 * {size}.max())")
+        for counts, axis in axes.items():
+            size = script.assign("size", f"{grad}.flatten(1).norm(dim={axis})")
+            script.exec_line(f"{counts} = {counts} + ({size} > 1e-3 * {size}.max())")
     message = f"a row of `{name}` has influence on the weights of several heads"
     # In a fused projection, the width tells how many heads share their keys.
-    rows, heads = script.evaluate("len(rows)"), script.sizes.heads
-    kv_heads = heads if "query" in layers else (rows // script.sizes.d_k - heads) // 2
+    width, heads = script.evaluate("max(rows.shape[:2])"), script.sizes.heads
+    kv_heads = heads if "query" in layers else (width // script.sizes.d_k - heads) // 2
     group_size = max(adapter.group_size, heads // max(1, kv_heads))
-    script.assert_true(f"counts.max() <= {group_size}", message)
+    claims = (f"{counts}.max() <= {group_size}" for counts in axes)
+    script.assert_true(" or ".join(claims), message)
 
 
 @law(slow=True, assumes="talking convolution selection")

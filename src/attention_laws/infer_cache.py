@@ -50,6 +50,7 @@ DECODE_METHOD_PATTERN = re.compile(
     r"|decod(e|ing)|recurrent|infer(ence)?|stream(ing)?|chunk))*"
 )
 STEP_PATTERN = re.compile(r"step|token|one|single|recurrent")
+PAIR_PATTERN = re.compile("kvs?|prev")
 # Methods with which a module begins to store a cache.
 CACHE_SETUP_PATTERN = re.compile(
     r"(set_?up|enable|init(ialize)?|start|begin|allocate)_?(kv_?)?"
@@ -78,7 +79,8 @@ def infer_cache(probe: CallProbe) -> None:
                 probe.record("cache", text, "inferred", **fields)
                 infer_first_position(probe)
                 return
-    if is_causal and (argument := cache_argument(adapter)):
+    argument = cache_argument(adapter)
+    if is_causal and names.CACHE_PATTERN.match(argument):
         probe.record("cache", f"unknown: give --cache {argument}=[1]", "assumed")
 
 
@@ -136,9 +138,14 @@ def tokens_agree(adapter: Adapter, options: Options) -> bool:
 
 
 def cache_argument(adapter: Adapter, method: str = "") -> str:
-    """The argument that is named as a cache is; empty if there is none."""
+    """The argument that is named as a cache is; empty if there is none.
+
+    An optional pair of keys and values may be one, too.
+    """
     arguments = names.required_by_name(parameters_of_call(adapter, method))
-    return next((n for n in arguments if names.CACHE_PATTERN.match(n)), "")
+    named = [name for name in arguments if names.CACHE_PATTERN.match(name)]
+    pairs = [name for name, needed in arguments.items() if not needed]
+    return next(iter([*named, *filter(PAIR_PATTERN.fullmatch, pairs)]), "")
 
 
 def parameters_of_call(adapter: Adapter, method: str) -> list[inspect.Parameter]:
@@ -297,10 +304,11 @@ def infer_context_cache(probe: CallProbe) -> None:
     other = script.make_arguments(args.allowed)
     others = replace(args, inputs=(query, *other.inputs[1:]))
     parameter = names.parameters_by_name(adapter.target)[argument]
-    for text, classes in caches.empty_caches(adapter.target, parameter):
+    ways = caches.empty_caches(adapter.target, parameter)
+    for (text, classes), given in itertools.product(ways, static_flags(adapter)):
         with suppress(ScriptError):
             script.namespace.update(classes)
-            script.adapter = replace(adapter, empty_cache=text)
+            script.adapter = replace(adapter, empty_cache=text, call_args=given)
             cache = empty_cache(script)
             first = script.call(args, **{argument: cache})
             sizes = [t.shape for t in owned_tensors(script.evaluate(cache))]
@@ -315,7 +323,7 @@ def infer_context_cache(probe: CallProbe) -> None:
             if sizes and not has_grown and any(map(script.evaluate, pairs)):
                 probe.record("cache", f"`{argument}`, of the context", "inferred")
                 made = made_by(adapter, text, classes)
-                probe.update(context_cache=argument, **made)
+                probe.update(context_cache=argument, call_args=given, **made)
                 return
     script.adapter = adapter
     with suppress(ScriptError):
@@ -332,6 +340,14 @@ def infer_context_cache(probe: CallProbe) -> None:
                     fields = {"context_cache_index": index, "cache_args": use}
                     probe.update(context_cache=argument, **fields)
                     return
+
+
+def static_flags(adapter: Adapter) -> list[Mapping[str, Any]]:
+    """The arguments of a call, with and without fairseq's flag for a static context."""
+    flag, usual = "static_kv", adapter.call_args
+    parameter = names.parameters_by_name(adapter.target).get(flag)
+    is_off = parameter is not None and parameter.default is False
+    return [{**usual, flag: True}, usual] if is_off else [usual]
 
 
 def replaces_context(

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from attention_laws.tools import loss
+from attention_laws.tools import WeightsRecorder, loss
 
 
 class Norms(torch.overrides.TorchFunctionMode):
@@ -208,3 +208,36 @@ def displaced_tokens(output: Tensor, x: Tensor, axis: int) -> list[tuple[int, in
     if len(moved) < many or len({*places.tolist()}) < many or not is_clear:
         return []
     return [(n, int(places[n])) for n in moved]
+
+
+def encodings_of_own(call: Callable[[], Any], layer: nn.Module) -> Tensor:
+    r"""The rows of a layer's input on which scores of tokens with themselves depend.
+
+    They are encodings of distances if the layer projects these.
+
+    >>> layer, q = nn.Linear(2, 2), torch.ones(3, 2)
+    >>> table = torch.arange(6.0).view(3, 2)
+    >>> scores = lambda: (q @ layer(table).T).tril().softmax(-1)
+    >>> encodings_of_own(scores, layer).tolist()
+    [[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]]
+    """
+    leaves: list[Tensor] = []
+
+    def replace_input(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        leaves.append(inputs[0].detach().clone().requires_grad_())
+        return leaves[-1], *inputs[1:]
+
+    handle = layer.register_forward_pre_hook(replace_input)
+    with WeightsRecorder() as recorder:
+        call()
+    handle.remove()
+    own = sum(
+        scores.diagonal(dim1=-2, dim2=-1).sum()
+        for scores in recorder.scores
+        if scores.dim() > 1 and scores.shape[-1] == scores.shape[-2]
+    )
+    if not isinstance(own, Tensor) or not own.requires_grad:
+        return leaves[0][:0].flatten(0, -2)
+    grad = torch.autograd.grad(own, leaves[0], materialize_grads=True)[0]
+    rows = leaves[0].detach().flatten(0, -2)
+    return rows[grad.flatten(0, -2).abs().sum(-1) > 0]

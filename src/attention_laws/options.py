@@ -45,9 +45,9 @@ from attention_laws.masking import causality, longer_padding, neutral_mask, padd
 from attention_laws.order import query_independence
 from attention_laws.positions import relative_positions
 from attention_laws.script import CallArguments, Script
+from attention_laws.shared_caches import restored_caches
 from attention_laws.sinks import sinks, sinks_compete
 from attention_laws.source import source_of
-from attention_laws.tools import restored_caches
 
 # Finds options of a constructor, beside those that are given, with values as text.
 OptionFinder = Callable[[type, Mapping[str, str]], Iterator[tuple[str, str]]]
@@ -435,11 +435,15 @@ def assert_checkpoint_changes_nothing(script: Script, name: str) -> None:
 
 
 def numbers_of(target: type, given: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Options that are numbers, each with half of it."""
+    """Options that are numbers, or several of them, each with half of it."""
     for name, parameter in inspect.signature(target).parameters.items():
         default = parameter.default
-        if type(default) in (int, float) and default > 1 and name not in given:
-            yield name, repr(default // 2 if type(default) is int else default / 2)
+        several = [*default] if isinstance(default, tuple | list) else [default]
+        if not several or name in given:
+            continue
+        if all(type(each) in (int, float) and each > 1 for each in several):
+            halves = [n // 2 if type(n) is int else n / 2 for n in several]
+            yield name, repr(halves[0] if several == [default] else halves)
 
 
 def assert_instances_share_nothing(script: Script) -> None:

@@ -107,14 +107,16 @@ def assert_table_has_effect(script: Script) -> None:
     """Where a table of relative positions is used, the order of tokens matters.
 
     If the sign of the distances is wrong, those of all past tokens share a row. Tables
-    of few rows may tell past from future only.
+    of few rows may tell past from future only. In several causal layers the order
+    matters anyway, but not for the weights of equal tokens.
     """
     adapter = script.adapter
     is_plain = adapter.single_input and not (adapter.image or adapter.extra_args)
-    if not (is_plain and adapter.is_module and adapter.positions == "none"):
+    is_open = adapter.positions in ("none", "unknown")
+    if not (is_plain and adapter.is_module and is_open):
         return
-    length = adapter.fixed_length or 5
-    script.sizes = replace(script.sizes, batch_size=2, q_len=length, k_len=length)
+    length = adapter.fixed_length or 40
+    script.sizes = replace(script.sizes, batch_size=1, q_len=length, k_len=length)
     script.restart()
     tables = structure.table_sizes(script.evaluate("attention"))
     args = script.make_arguments(script.all_allowed(length, length))
@@ -122,9 +124,15 @@ def assert_table_has_effect(script: Script) -> None:
     for name in (name for name, rows in tables.items() if rows > 4):
         table = f"attention.get_parameter({name!r})"
         grad = f"torch.autograd.grad({output}.sum(), {table}, allow_unused=True)[0]"
-        if script.evaluate(f"{grad} is not None") and not order_matters(script, args):
+        if not script.evaluate(f"{grad} is not None"):
+            continue
+        if not order_matters(script, args):
             message = f"`{name}` is used, and the order of the tokens does not matter"
             script.fail("False, " + repr(message), message, math.nan, 0.0)
+        if weights := record_weights(script, make_equal_tokens(script, args)):
+            last = f"{weights}[:, -1]"
+            message = f"`{name}` is used, and equal tokens have equal weights"
+            script.assert_true(f"{last}.max() > 1.001 * {last}.min()", message)
 
 
 def has_rows(script: Script) -> bool:
@@ -416,6 +424,7 @@ def relative_positions(script: Script) -> None:
         script.adapter = adapter
     assert_shift_invariant(script)
     assert_each_axis_is_relative(script)
+    assert_own_distance_is_zero(script)
     if has_rows and adapter.fixed_length is not None:
         return  # the next pixel may be that of the next row
     # Where no mask can hide tokens in front of the others, weights show the same.
@@ -427,6 +436,36 @@ def relative_positions(script: Script) -> None:
     is_plain = not (is_normed or adapter.image)
     if adapter.positions == "rotary" and adapter.projections and is_plain:
         assert_rotation_starts_at_zero(script)
+
+
+def assert_own_distance_is_zero(script: Script) -> None:
+    """Where sines of distances are projected, a token itself is at distance 0.
+
+    There sines are 0 and cosines 1. A slice of the table that is off by one, or a shift
+    of the scores, gives this row to a neighbor.
+    """
+    adapter, usual = script.adapter, script.sizes
+    if adapter.positions != "relative" or not adapter.is_module or adapter.image:
+        return
+    length = adapter.fixed_length or 5
+    script.sizes = replace(usual, batch_size=1, q_len=length, k_len=length)
+    script.restart()
+    calls = [f"lambda: {script.call_source(script.make_arguments())}" for _ in range(2)]
+    for name, part in script.evaluate("attention").named_modules():
+        layer = f"attention.get_submodule({name!r})"
+        is_linear = isinstance(part, nn.Linear)
+        if not is_linear or not script.evaluate(f"is_called({calls[0]}, {layer})"):
+            continue
+        one, other = (script.evaluate(f"captured_input({c}, {layer})") for c in calls)
+        rows = one.flatten(0, -2)
+        is_zero = ((rows == 0) | (rows == 1)).all(dim=1) & (rows.std(dim=1) > 0)
+        if not torch.equal(one, other) or not is_zero.any():
+            continue  # it projects tokens, or a table without the distance 0
+        own = script.assign("own", f"encodings_of_own({calls[0]}, {layer})")
+        if len(script.evaluate(own)) == 1:
+            message = f"`{name}` gets another distance than 0 for a token and itself"
+            script.assert_true(f"(({own} == 0) | ({own} == 1)).all()", message)
+    script.sizes = usual
 
 
 def assert_each_axis_is_relative(script: Script) -> None:

@@ -27,7 +27,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from attention_laws import documented, influence, rates, structure, tools
+from attention_laws import (
+    documented,
+    influence,
+    rates,
+    shared_caches,
+    structure,
+    tools,
+)
 from attention_laws.adapter import Adapter, MaskArgument, Sizes, without_future
 from attention_laws.law import LawViolation, ScriptError
 
@@ -42,6 +49,10 @@ SWAPPED = ".transpose(1, 2)"
 
 # The index of the first of several outputs of an attention that pools its tokens.
 FIRST_OF_POOLED = "[:, :1]"
+
+# The indexes that make a vector of the one number of each batch item, or token.
+NUMBERS = "[:, None, None]"
+NUMBER_OF_EACH = "[..., None]"
 
 # What makes weights of an output that holds their logarithms.
 LOGARITHMS = ".exp()"
@@ -64,7 +75,7 @@ OF_LAWS = (
 # Functions that the lines of a script may call; a program imports those that it uses.
 TOOLS = {
     name: function
-    for module in (tools, rates, influence)
+    for module in (tools, rates, influence, shared_caches)
     for name, function in vars(module).items()
     if inspect.isfunction(function) and function.__module__ == module.__name__
 }
@@ -130,7 +141,9 @@ def find_output(result: Any, query: Tensor, adapter: Adapter) -> str | None:
             if is_like_query and are_logarithms(value, query, adapter):
                 return index + LOGARITHMS
             if is_like_query:
-                if adapter.is_pooled and adapter.layout[0] == "l":
+                if adapter.is_pooled and value.dim() == 1:
+                    index += "[None, :, None]" if adapter.layout[0] == "l" else NUMBERS
+                elif adapter.is_pooled and adapter.layout[0] == "l":
                     index += "[None]" * (value.dim() < len(adapter.layout))
                 elif adapter.is_pooled and query.dim() == 4 and value.dim() == 3:
                     index += f"[{':, ' * adapter.layout.index('l')}None]"  # has heads
@@ -143,7 +156,20 @@ def find_output(result: Any, query: Tensor, adapter: Adapter) -> str | None:
                 shape = [n - (dim == axis) for dim, n in enumerate(value.shape)]
                 if adapter.is_like_query(torch.Size(shape), query.shape):
                     return f"{index}[{':, ' * axis}1:]"
+    if isinstance(result, Tensor) and is_number_of_each(result, query, adapter):
+        return NUMBER_OF_EACH
     return None
+
+
+def is_number_of_each(value: Tensor, query: Tensor, adapter: Adapter) -> bool:
+    """Whether an output has one number for each token, and is not their weights."""
+    if adapter.is_pooled or adapter.image or adapter.layout[-1] != "d":
+        return False
+    if value.shape != query.shape[:-1] or not value.is_floating_point():
+        return False
+    axis = adapter.layout.index("l")
+    sums = torch.stack([value.sum(axis), value.exp().sum(axis)])  # or of logarithms
+    return not bool(((sums - 1).abs() < 1e-3).flatten(1).all(dim=1).any())
 
 
 def are_logarithms(value: Tensor, query: Tensor, adapter: Adapter) -> bool:

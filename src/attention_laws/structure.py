@@ -36,7 +36,8 @@ BATCH_ATTRIBUTES = ("max_batch_size", "max_batch", "max_bsz", "max_bs")
 ROTARY_WIDTHS = ("rope_n_elem", "rotary_ndims", "rotary_dim", "rope_dim", "rot_dim")
 # Names in code that computes a positional encoding.
 ENCODING_PATTERN = re.compile(
-    r"rope|rotary|rotat|alibi|slope|relative|^rel(_|$)|_rel$|position|pos_?e(mb|nc)|freqs"
+    r"rope|rotary|rotat|^rot(_|$)|alibi|slope|relative|^rel(_|$)|_rel$|position"
+    r"|pos_?e(mb|nc)|freqs"
     r"|(^|_)pos_[kqv](_|$)"
     r"|^(cos|sin|angles?|theta|bucket|distance|pos|inv_freq)$|bias_table|lambda_d|dist"
     r"|recency|^lags?$"
@@ -47,7 +48,7 @@ ENCODING_PATTERN = re.compile(
 )
 # Positional encodings with laws of their own; others exclude them.
 POSITION_KINDS = {
-    "rotary": r"rope|rotary|rotate|freqs_cis",
+    "rotary": r"rope|rotary|rotate|freqs_cis|^rot(_|$)",
     "alibi": r"alibi|slope",
     # Distances, which any of them may compute, have no encoding of their own.
     "unknown": r"relative(?!_(position|distance)s?$)|bucket|axial|xpos|2d|ndim(?!s)"
@@ -178,7 +179,8 @@ def table_sizes(module: nn.Module) -> dict[str, int]:
     return {
         name: max(parameter.shape)
         for name, parameter in module.named_parameters()
-        if TABLE_PATTERN.search(name) and parameter.dim() and parameter.requires_grad
+        if TABLE_PATTERN.search(name.removesuffix(".weight"))
+        if parameter.dim() and parameter.requires_grad
     }
 
 
@@ -959,6 +961,21 @@ def role_of(name: str, part: Any) -> str:
         if name == "attn" or (role == "out" and is_wide):
             return "fused"
     return role
+
+
+def query_parameter(module: nn.Module) -> str:
+    r"""The parameter that projects queries, alone or with keys and values; or "".
+
+    >>> part = nn.Module()
+    >>> part.in_proj_weight = nn.Parameter(Tensor(12, 4))
+    >>> query_parameter(nn.ModuleDict({"attention": part}))
+    'attention.in_proj_weight'
+    """
+    for name, parameter in module.named_parameters():
+        last = name.rpartition(".")[2].removesuffix("_weight")
+        if parameter.dim() == 2 and role_of(last, None) in ("query", "fused"):
+            return name
+    return ""
 
 
 def halves_heads(target: Any) -> bool:

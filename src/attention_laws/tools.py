@@ -14,22 +14,17 @@ Source: [Attention Is All You Need](https://arxiv.org/abs/1706.03762), Vaswani e
 2017, section 3.2, for the formula.
 """
 
-import builtins
 import copy
 import re
-import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
-
-from attention_laws.structure import is_of_user
+from torch.utils._pytree import tree_map_only
 
 
 def seeded_randn(seed: int, *shape: int) -> Tensor:
@@ -1044,54 +1039,6 @@ def after_reset(module: nn.Module, method: str) -> nn.Module:
     """
     getattr(module, method)()
     return module
-
-
-def clear_caches(module: nn.Module) -> bool:
-    r"""Empty what its classes, and the files of these, keep for all instances.
-
-    That are functions with a cache, and dicts that are empty or have tensors. Whether
-    there are any.
-
-    >>> clear_caches(nn.Linear(2, 3))
-    False
-    """
-    caches = shared_caches(module)
-    for each in caches:
-        each.clear() if isinstance(each, dict) else each.cache_clear()
-    return bool(caches)
-
-
-def shared_caches(module: nn.Module) -> list[Any]:
-    """Those dicts and functions; never the builtins, where `_` may be a tensor.
-
-    `torch.compile` has other names for them in a file, such as `__builtins_dict___0`.
-    """
-    kinds = {base for part in module.modules() for base in type(part).__mro__}
-    owners: list[Any] = [kind for kind in kinds if is_of_user(kind)]
-    owners += [sys.modules.get(kind.__module__) for kind in owners]
-    named = [pair for owner in owners if owner for pair in vars(owner).items()]
-    found = []
-    for value in [value for _, value in named if value is not vars(builtins)]:
-        if isinstance(value, dict):
-            leaves = tree_leaves([*value.values()])
-            if not value or any(isinstance(leaf, Tensor) for leaf in leaves):
-                found.append(value)
-        elif hasattr(value, "cache_clear"):
-            found.append(value)
-    return found
-
-
-@contextmanager
-def restored_caches(module: nn.Module) -> Iterator[None]:
-    """What these dicts hold is the same behind the block: it may be no cache."""
-    dicts = [each for each in shared_caches(module) if isinstance(each, dict)]
-    before = [dict(each) for each in dicts]
-    try:
-        yield
-    finally:
-        for each, content in zip(dicts, before, strict=True):
-            each.clear()
-            each.update(content)
 
 
 def distance_encoding(length: int, width: int) -> Tensor:

@@ -227,3 +227,43 @@ def test_a_logit_that_is_always_minus_infinity_is_left_out() -> None:
     assert logits.isfinite().all()
     assert not logits[..., 0].any()
     assert logits[..., 1:].all()
+
+
+class ScoresGraphs(nn.Module):
+    """atoms (B, N) long, gaps (B, N, N) long -> (B,): one number for each graph."""
+
+    def __init__(self, dim: int = 32, heads: int = 4) -> None:
+        super().__init__()
+        self.token_emb = nn.Embedding(28, dim)
+        self.gap_emb = nn.Embedding(8, heads)
+        self.attn = Attention(dim, heads)
+        self.head = nn.Linear(dim, 1)
+
+    def forward(self, atoms: Tensor, gaps: Tensor) -> Tensor:
+        x = self.token_emb(atoms)
+        bias = self.gap_emb(gaps).permute(0, 3, 1, 2)
+        y, _cache = self.attn(x, lambda *_: bias)
+        return self.head(x + y).mean(1).squeeze(-1)
+
+
+class WeighsByHours(ScoresGraphs):
+    """codes (B, N) int, hours (B, N) float: how late each code is."""
+
+    def forward(self, codes: Tensor, hours: Tensor) -> Tensor:
+        gaps = (hours[:, :, None] - hours[:, None]).abs()  # before codes are looked up
+        x = self.token_emb(codes)
+        y, _cache = self.attn(x, lambda *_: -gaps[:, None])
+        return self.head(x + y)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["ScoresGraphs", "WeighsByHours"])
+def test_a_model_gets_what_is_documented_beside_its_ids(
+    capsys: pytest.CaptureFixture[str], model: str
+) -> None:
+    flags = ["--only", "batch_independence", "--json"]
+    assert main(["check", f"{__file__}:{model}", *flags]) == 0
+    (report,) = json.loads(capsys.readouterr().out)
+    facts = {fact["name"]: fact["value"] for fact in report["facts"]}
+    assert {"`gaps`", "`hours`"} & {*facts}
+    assert facts["token ids"] == "vectors are given in their place"

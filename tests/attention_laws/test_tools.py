@@ -1,6 +1,5 @@
 """Functions that counterexamples call."""
 
-import builtins
 import itertools
 import math
 from typing import NamedTuple
@@ -12,13 +11,11 @@ from torch import Tensor, nn
 import oracle
 from attention_laws.tools import (
     WeightsRecorder,
-    clear_caches,
     flip_items,
     loss,
     merge_heads,
     randomize_parameters,
     reference_attention,
-    restored_caches,
     seeded_randn,
     split_heads,
 )
@@ -104,33 +101,6 @@ def test_the_loss_depends_on_every_entry() -> None:
     x = seeded_randn(1, 3, 5).requires_grad_()
     (grad,) = torch.autograd.grad(loss(x), x)
     assert grad.unique().numel() == 15
-
-
-class ReadsTable(nn.Module):
-    """What is no cache, but a dict of tensors, is read in each call."""
-
-
-TABLE = {"scale": torch.tensor(0.5)}
-
-
-def test_dicts_of_tensors_are_emptied_and_hold_the_same_afterwards() -> None:
-    before = dict(TABLE)
-    with restored_caches(ReadsTable()):
-        assert clear_caches(ReadsTable())
-        assert TABLE == {}
-    assert before == TABLE
-
-
-def test_the_builtins_stay_where_the_last_value_displayed_is_a_tensor(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(builtins, "_", torch.ones(2), raising=False)
-    # So `torch.compile` names them in the file of a module.
-    monkeypatch.setitem(globals(), "__builtins_dict___0", vars(builtins))
-    before = dict(vars(builtins))
-    with restored_caches(ReadsTable()):
-        clear_caches(ReadsTable())
-        assert vars(builtins) == before
 
 
 class Pair(NamedTuple):

@@ -1468,6 +1468,16 @@ class PlacesOfFirst(Correct):
         return torch.multinomial(self(x)[:, -1].softmax(dim=-1), 1)
 
 
+class ScoresCandidates(SelfAttention):
+    """Scores of vectors, which may be as many as there are batch items, but need not.
+
+    All batch items share them.
+    """
+
+    def forward(self, x: Tensor, cands: Tensor) -> Any:  # type: ignore[override]
+        return super().forward(x).mean(dim=1) @ cands.T
+
+
 VIOLATING: Violations = {
     "batch_independence": [
         (BiasOfFirstDepth, {}),
@@ -1535,6 +1545,7 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("batch_independence", ScoresCandidates),
     ("batch_independence", AtomsFirst),
     ("batch_independence", BiasOfDepth),
     ("batch_independence", OptionalPrefixOfEach),

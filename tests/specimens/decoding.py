@@ -2780,6 +2780,71 @@ class AllocatesRowsInTurn(AllocatesRows):
             self.rows[row] = self.rows[source]
 
 
+class PadsOfCachedTokens(Correct):
+    """`pad` is of all tokens so far, and `kv` what the last call returned, if any."""
+
+    hides_alone = True
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, pad: Tensor, kv: tuple[Tensor, ...] | None = None
+    ) -> Any:
+        q, k, v = (self.split(each(x)) for each in (self.query, self.key, self.value))
+        if kv is not None:
+            k, v = torch.cat([kv[0], k], dim=2), torch.cat([kv[1], v], dim=2)
+        future = torch.ones(q.shape[2], k.shape[2], device=x.device).bool()
+        hidden = future.triu(k.shape[2] - q.shape[2] + 1) | pad[:, None]
+        if x.shape[1] == 1 and not self.hides_alone:
+            hidden = hidden & False
+        return self.join(self.read(self.weigh(self.score(q, k), ~hidden), v)), (k, v)
+
+
+class IgnoresPadsInSteps(PadsOfCachedTokens):
+    hides_alone = False
+
+
+class StaticContext(Correct):
+    """What is projected of a context is kept in a dict, as fairseq does."""
+
+    names = ("key", "value", "padding")
+
+    def __init__(
+        self, d_model: int, heads: int, encoder_decoder_attention: bool = False
+    ) -> None:
+        super().__init__(d_model, heads)
+        self.of_context = encoder_decoder_attention
+
+    def forward(  # type: ignore[override]
+        self,
+        query: Tensor,
+        key: Tensor,
+        key_padding_mask: Tensor | None = None,
+        incremental_state: dict[str, Any] | None = None,
+        static_kv: bool = False,
+    ) -> Any:
+        saved = {} if incremental_state is None else incremental_state
+        if static_kv and "key" in saved:
+            assert self.of_context, "self-attention has no context"
+            k, v, padding = saved["key"], saved["value"], saved["padding"]
+        else:
+            k, v = self.split(self.key(key)), self.split(self.value(key))
+            padding = key_padding_mask
+        saved |= {"key": k, "value": v, "padding": padding}
+        mask = None if padding is None else ~padding[:, None]
+        q = self.split(self.query(query))
+        return self.join(self.read(self.weigh(self.score(q, k), mask), v))
+
+    def reorder_incremental_state(
+        self, incremental_state: dict[str, Any], new_order: Tensor
+    ) -> None:
+        for name in self.names:
+            if (each := incremental_state.get(name)) is not None:
+                incremental_state[name] = each.index_select(0, new_order)
+
+
+class StaticContextOfOtherPadding(StaticContext):
+    names = ("key", "value")
+
+
 VIOLATING: Violations = {
     "batch_independence": [
         (attend_to_longest, {}),
@@ -2789,6 +2854,8 @@ VIOLATING: Violations = {
         (VerifiesAsManyDrafts, {}),
     ],
     "incremental_decoding": [
+        (StaticContextOfOtherPadding, {}),
+        (IgnoresPadsInSteps, {}),
         (AllocatesRowsInTurn, {}),
         (KeepsOldPlaces, {}),
         (OverwritesWindow, {}),
@@ -2893,6 +2960,8 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("incremental_decoding", StaticContext),
+    ("incremental_decoding", PadsOfCachedTokens),
     ("incremental_decoding", AllocatesRows),
     ("batch_independence", attend_to_stored),
     ("incremental_decoding", ServesTokens),

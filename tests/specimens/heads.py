@@ -364,6 +364,33 @@ class OverChannelsOfTokens(OverChannels):
     axes = (-2, -2)
 
 
+class CosinesOfHeads(nn.Module):
+    """Cosine attention, whose projections are one parameter."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.in_proj_weight = nn.Parameter(torch.randn(3 * d_model, d_model))
+        self.scale = nn.Parameter(torch.ones(heads, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = nn.functional.linear(x, self.in_proj_weight).chunk(3, dim=-1)
+        q, k = self.cosines(q), self.cosines(k)
+        v = v.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        weights = (self.scale * q @ k.mT).softmax(dim=-1)
+        return (weights @ v).transpose(1, 2).flatten(2)
+
+    def cosines(self, x: Tensor) -> Tensor:
+        x = x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        return nn.functional.normalize(x, dim=-1)
+
+
+class CosinesOfAllHeads(CosinesOfHeads):
+    def cosines(self, x: Tensor) -> Tensor:
+        x = nn.functional.normalize(x, dim=-1)
+        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+
+
 VIOLATING: Violations = {
     "own_context": [
         (AddsUpEarlierHeads, {}),
@@ -381,6 +408,7 @@ VIOLATING: Violations = {
         (MiddleHeadSeesAll, {}),
     ],
     "head_independence": [
+        (CosinesOfAllHeads, {}),
         (CosineOfAllHeads, {}),
         (NormalizesOverHeads, {}),
         (NormalizesCausally, CAUSAL),
@@ -392,6 +420,7 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("head_independence", CosinesOfHeads),
     ("query_permutation", OverChannels),
     ("head_independence", CosineInVolume),
     ("head_norms", HeadsWithNorms),

@@ -783,6 +783,28 @@ class SamplesLevels(Deformable):
         return super().forward(query, reference, memory, shapes)
 
 
+class DecoderOfPaddedMemory(nn.Module):
+    """Causal tokens attend to a memory, whose padding is required."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__()
+        self.self_attn = MaskedSelfAttention(d_model, heads)
+        self.cross_attn = Correct(d_model, heads)
+
+    def forward(self, tgt: Tensor, memory: Tensor, memory_padding: Tensor) -> Tensor:
+        x = tgt + self.self_attn(tgt)
+        mask = ~memory_padding[:, None].expand(-1, x.shape[1], -1)
+        return x + self.cross_attn(x, memory, memory, mask)
+
+
+class DecoderOfMemoryOfLengths(DecoderOfPaddedMemory):
+    """The same with the lengths of the memory."""
+
+    def forward(self, tgt: Tensor, memory: Tensor, memory_lengths: Tensor) -> Tensor:
+        place = torch.arange(memory.shape[1], device=memory.device)
+        return super().forward(tgt, memory, place >= memory_lengths[:, None])
+
+
 VIOLATING: Violations = {
     "long_sequences": [
         (RescalesIfAllGrow, {}),
@@ -808,6 +830,8 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("long_sequences", DecoderOfMemoryOfLengths),
+    ("causality", DecoderOfPaddedMemory),
     ("batch_independence", SamplesLevels),
     ("long_sequences", RescalesIfAnyGrows),
     ("long_sequences", attend_with_finite_bias),

@@ -1767,6 +1767,18 @@ class IgnoresSameShape(Correct):
         return self.join(self.weigh(self.score(q, k), mask) @ v)
 
 
+class ScoresEachToken(SelfAttention):
+    """One number for each token, and no vector."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.head = nn.Linear(d_model, 1)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Any:  # type: ignore[override]
+        rows = None if mask is None else mask[:, None]
+        return self.head(x + Correct.forward(self, x, x, x, rows)).squeeze(-1)
+
+
 VIOLATING: Violations = {
     "allowed_keys_attended": [
         (IgnoresSameShape, {}),
@@ -1871,6 +1883,8 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("long_sequences", ScoresEachToken),
+    ("padding", ScoresEachToken),
     ("allowed_keys_attended", MemoryBefore),
     ("causality", AddsMaskToScores),
     ("eval_matches_train", AddsMaskOfNumbers),

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -1171,9 +1171,44 @@ class OfBuckets(SelfAttention):
         return super().score(q, k) + bias
 
 
+class NarrowAndWide(SelfAttention):
+    """Layers with a narrow and with a wide window, whose masks all instances share."""
+
+    masks: ClassVar[dict[Any, Tensor]] = {}
+
+    def __init__(
+        self, d_model: int, heads: int, wins: tuple[int, ...] = (2, 16)
+    ) -> None:
+        super().__init__(d_model, heads)
+        self.wins = wins
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        for width in self.wins:
+            x = x + Correct.forward(self, x, x, x, self.band(x.shape[1], width))
+        return x
+
+    def band(self, length: int, width: int) -> Tensor:
+        if self.name(length, width) not in self.masks:
+            place = torch.arange(length)
+            near = (place - place[:, None]).abs() <= width
+            self.masks[self.name(length, width)] = near[None]
+        return self.masks[self.name(length, width)].to(self.out.weight.device)
+
+    def name(self, length: int, width: int) -> Any:
+        return length, width
+
+
+class NarrowOrWide(NarrowAndWide):
+    masks: ClassVar[dict[Any, Tensor]] = {}
+
+    def name(self, length: int, width: int) -> Any:
+        return length
+
+
 VIOLATING: Violations = {
     "causality": [(MaskOfStackedHeads, {})],
     "constructor_options": [
+        (NarrowOrWide, {}),
         (WholeSlicesWithoutGradients, {}),
         (FloorOfSlicesOfFours, {}),
         (AllChunksForNone, {}),
@@ -1216,6 +1251,7 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("constructor_options", NarrowAndWide),
     ("constructor_options", SlicesWithoutGradients),
     ("relative_table", OfBuckets),
     ("padding", OfEitherKind),

@@ -798,7 +798,7 @@ class RelativeScores(SelfAttention):
 
     def __init__(self, d_model: int, heads: int) -> None:
         super().__init__(d_model, heads)
-        self.linear_pos = nn.Linear(8, d_model, bias=False)
+        self.rel_proj = nn.Linear(8, d_model, bias=False)
 
     def forward(self, x: Tensor, mask: Tensor) -> Any:  # type: ignore[override]
         seen = mask[:, None].expand(-1, x.shape[1], -1)
@@ -809,7 +809,7 @@ class RelativeScores(SelfAttention):
         distances = torch.arange(length - 1, -length, -1, device=q.device)
         angles = distances[:, None] * torch.tensor([1, 0.5, 0.2, 0.1], device=q.device)
         features = torch.cat([angles.sin(), angles.cos()], dim=-1).to(q.dtype)
-        r = self.split(self.linear_pos(features)[None])
+        r = self.split(self.rel_proj(features)[None])
         return super().score(q, k) + self.rel_shift(super().score(q, r))
 
     def rel_shift(self, scores: Tensor) -> Tensor:
@@ -909,7 +909,7 @@ class DistancesOfCaller(nn.Module):
         super().__init__()
         self.h = n_head
         self.linear_qkv = nn.ModuleList(nn.Linear(n_feat, n_feat) for _ in range(3))
-        self.linear_pos = nn.Linear(n_feat, n_feat, bias=False)
+        self.rel_proj = nn.Linear(n_feat, n_feat, bias=False)
         self.linear_out = nn.Linear(n_feat, n_feat)
 
     def forward(
@@ -919,7 +919,7 @@ class DistancesOfCaller(nn.Module):
         q, k, v, p = (
             part(x).unflatten(-1, (self.h, -1)).transpose(1, 2)
             for part, x in zip(
-                [*self.linear_qkv, self.linear_pos],
+                [*self.linear_qkv, self.rel_proj],
                 (query, key, value, pos_emb),
                 strict=True,
             )
@@ -1375,11 +1375,113 @@ class LayersOfOtherSlopes(LayersOfSixSlopes):
     first = 1
 
 
+def rot(x: Tensor) -> Tensor:
+    """Pairs of features are rotated by their place in the axis in front of them."""
+    place = torch.arange(x.shape[-2], device=x.device)[:, None]
+    angle = place * 0.3 ** torch.arange(x.shape[-1] // 2, device=x.device)
+    one, other = x.chunk(2, dim=-1)
+    cos, sin = angle.cos().to(x), angle.sin().to(x)
+    return torch.cat([one * cos - other * sin, other * cos + one * sin], dim=-1)
+
+
+class TurnsTokens(MaskedSelfAttention):
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().score(self.turn(q), self.turn(k))
+
+    def turn(self, x: Tensor) -> Tensor:
+        return rot(x)
+
+
+class TurnsHeads(TurnsTokens):
+    def turn(self, x: Tensor) -> Tensor:
+        return rot(x.transpose(1, 2)).transpose(1, 2)
+
+
+class LayersThatRotate(nn.Module):
+    """In two causal layers, the order of tokens matters without positions, too."""
+
+    kind: type[MaskedSelfAttention] = TurnsTokens
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([self.kind(d_model, heads) for _ in range(2)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x + layer(x)
+        return x
+
+
+class LayersThatRotateHeads(LayersThatRotate):
+    kind = TurnsHeads
+
+
+class BucketsOfEarlier(MaskedSelfAttention):
+    """A table of distances to past tokens, in buckets of which the first are exact."""
+
+    sign = 1
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.rel = nn.Embedding(8, heads)
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        place = torch.arange(k.shape[2], device=k.device)
+        distance = self.sign * (place[:, None] - place)
+        bias = self.rel(distance.clamp(0, 7)).permute(2, 0, 1)
+        return super().score(q, k) + bias
+
+
+class BucketsOfLater(BucketsOfEarlier):
+    sign = -1
+
+
+class LayersWithBuckets(LayersThatRotate):
+    kind = BucketsOfEarlier
+
+
+class LayersWithBucketsOfLater(LayersThatRotate):
+    kind = BucketsOfLater
+
+
+class ProjectsDistances(SelfAttention):
+    """Transformer-XL: sines of distances are projected, and shifted for each query."""
+
+    first = 0
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.rel_proj = nn.Linear(d_model, d_model, bias=False)
+
+    def encode(self, length: int, width: int) -> Tensor:
+        distance = torch.arange(length - 1, -length, -1.0)[:, None] + self.first
+        angle = distance * 0.1 ** torch.arange(width // 2)
+        return torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(1)
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        length = q.shape[2]
+        table = self.encode(length, self.rel_proj.in_features).to(q)
+        rel = self.split(self.rel_proj(table)[None])  # [1, heads, 2 * length - 1, d]
+        every = q @ rel.mT
+        place = torch.arange(length, device=q.device)
+        rows = length - 1 - place[:, None] + place
+        shifted = every.gather(-1, rows.expand(*every.shape[:2], -1, -1))
+        return super().score(q, k) + shifted
+
+
+class ProjectsNextDistances(ProjectsDistances):
+    """The slice of the table begins one row too early."""
+
+    first = 1
+
+
 VIOLATING: Violations = {
     "moved_coordinates": [
         (MovesAtomsTooFar, {}),
     ],
     "positions_matter": [
+        (LayersWithBucketsOfLater, {}),
+        (LayersThatRotateHeads, {}),
         (RotatesHeads, {}),
         (DistancesWithoutSign, {}),
         (RotaryOverHeads, {"positions": "rotary"}),
@@ -1412,6 +1514,7 @@ VIOLATING: Violations = {
         (SteepSlopes, {"positions": "alibi"}),
     ],
     "relative_positions": [
+        (ProjectsNextDistances, {"positions": "relative"}),
         (RotatesBySharesInTurns, {}),
         (RotatesByThreeInTurns, {}),
         (PlacesOfCaller, {}),
@@ -1450,6 +1553,7 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("relative_positions", ProjectsDistances),
     ("linear_bias", LayersOfSixSlopes),
     ("relative_positions", RotatesByShares),
     ("relative_positions", RotatesByThree),
