@@ -227,9 +227,9 @@ def find_values(script: Script) -> tuple[dict[str, str], list[int]]:
     The list is empty if all of them are. In a fused projection they are those that have
     influence if there is one token only.
     """
-    adapter, usual = script.adapter, script.sizes
+    adapter, sizes = script.adapter, script.sizes
     script.restart()
-    width = usual.heads * usual.d_k
+    width = sizes.heads * sizes.d_k
     layers = structure.layers_by_role(script.evaluate("attention"), width, True)
     if "out" in layers:
         last = script.evaluate("attention").get_submodule(layers["out"])
@@ -239,13 +239,12 @@ def find_values(script: Script) -> tuple[dict[str, str], list[int]]:
         return layers, []
     name = layers.get("fused", layers.get("fused_key_value", ""))
     skip_unless(name and not adapter.fixed_length, "has no value projection")
-    script.sizes = replace(usual, q_len=1, k_len=1)
-    script.restart()
-    try:
-        features = value_features_of(script, script.make_arguments(), name)
-    except ScriptError as failure:
-        raise NotApplicable("does not take a single token") from failure
-    script.sizes = usual
+    with script.using(q_len=1, k_len=1):
+        script.restart()
+        try:
+            features = value_features_of(script, script.make_arguments(), name)
+        except ScriptError as failure:
+            raise NotApplicable("does not take a single token") from failure
     return {**layers, "value": name}, features.nonzero().flatten().tolist()
 
 
@@ -258,13 +257,10 @@ def has_unknown_order(script: Script) -> bool:
     """
     if ".chunk(" not in script.adapter.projections.get("value", ""):
         return False
-    usual = script.sizes
     try:
         _layers, features = find_values(script)
     except NotApplicable:
         return False
-    finally:
-        script.sizes = usual
     return bool(features) and len(features) <= features[-1] - features[0]
 
 
@@ -482,10 +478,8 @@ def weights_match_output(script: Script) -> None:
         raise
     kinds = with_kinds_of_pairs(adapter)
     if kinds != adapter:
-        script.adapter = kinds
-        with script.attempt():  # there may be one kind only
+        with script.using(kinds), script.attempt():  # there may be one kind only
             assert_weights_match(script)
-        script.adapter = adapter
 
 
 # The number of keys of which some have to be chosen.
@@ -497,21 +491,20 @@ def assert_weights_are_averaged(script: Script) -> None:
 
     The softmax of the mean of their scores, for one, is not.
     """
-    axes, usual = script.adapter.weights_axes, script.sizes
-    if sorted(axes) != [*"bkq"] or usual.heads == 1:
+    axes = script.adapter.weights_axes
+    if sorted(axes) != [*"bkq"] or script.sizes.heads == 1:
         return
-    script.sizes = replace(usual, batch_size=1)
-    for allowed, mask in script.mask_cases():
-        script.restart()
-        args = script.make_arguments(allowed, mask)
-        if used := record_weights(script, args):
-            weights = f"{script.call_for_weights(args)}{in_usual_order(axes)}[0, 0]"
-            # The rows of queries that are padding may be cleared later.
-            used = f"{used}.mean(0) * ({weights}.sum(-1, keepdim=True) != 0)"
-            claim = f"torch.allclose({weights}, {used}, atol=1e-4)"
-            message = "the returned weights are not the mean of those of the heads"
-            script.assert_true(claim, message)
-    script.sizes = usual
+    with script.using(batch_size=1):
+        for allowed, mask in script.mask_cases():
+            script.restart()
+            args = script.make_arguments(allowed, mask)
+            if used := record_weights(script, args):
+                weights = f"{script.call_for_weights(args)}{in_usual_order(axes)}[0, 0]"
+                # The rows of queries that are padding may be cleared later.
+                used = f"{used}.mean(0) * ({weights}.sum(-1, keepdim=True) != 0)"
+                claim = f"torch.allclose({weights}, {used}, atol=1e-4)"
+                message = "the returned weights are not the mean of those of the heads"
+                script.assert_true(claim, message)
 
 
 def assert_weighted_keys_matter(script: Script) -> None:
@@ -603,14 +596,11 @@ def assert_pooled_weights_are_shares(script: Script) -> None:
 
 def are_right_without_mask(script: Script) -> bool:
     """Whether returned weights give the output where there is no mask."""
-    usual = script.adapter
-    script.adapter = replace(usual, masks=())
     try:
-        assert_weights_match(script)
+        with script.using(replace(script.adapter, masks=())):
+            assert_weights_match(script)
     except LawViolation:
         return False
-    finally:
-        script.adapter = usual
     return True
 
 
@@ -698,15 +688,13 @@ def assert_in_float64(script: Script, test: Callable[[], None]) -> None:
     try:
         test()
     except LawViolation as failure:
-        usual, script.dtype = script.dtype, torch.float64
         try:
-            test()
+            with script.using(dtype=torch.float64):
+                test()
         except (NotApplicable, ScriptError):
             raise failure from None
         except LawViolation as other:
             raise (failure if failure.message == other.message else other) from None
-        finally:
-            script.dtype = usual
 
 
 def assert_keys_attended(script: Script, args: CallArguments) -> None:
@@ -950,18 +938,16 @@ def assert_weights_are_as_documented(script: Script) -> None:
     promise = documented.place_of_dropout(adapter.target)
     if not promise or not (adapter.is_module and adapter.reproducible_training):
         return
-    usual_sizes = script.sizes
-    script.sizes = replace(usual_sizes, batch_size=64)  # some weights are dropped
-    script.restart()
-    places = script.evaluate("dropout_places(attention)")
-    if all(map(structure.OUTPUT_DROPOUT_PATTERN.search, places)):
-        script.sizes = usual_sizes
-        return  # no weight is dropped
-    weights = script.call_for_weights(script.make_arguments())
-    usual = script.evaluate(f"({weights} == 0).sum().item()")
-    script.restart("train", dropout=0.5)
-    dropped = script.call_for_weights(script.make_arguments())
-    script.sizes, more = usual_sizes, f"({dropped} == 0).sum()"
+    with script.using(batch_size=64):  # some weights are dropped
+        script.restart()
+        places = script.evaluate("dropout_places(attention)")
+        if all(map(structure.OUTPUT_DROPOUT_PATTERN.search, places)):
+            return  # no weight is dropped
+        weights = script.call_for_weights(script.make_arguments())
+        usual = script.evaluate(f"({weights} == 0).sum().item()")
+        script.restart("train", dropout=0.5)
+        dropped = script.call_for_weights(script.make_arguments())
+    more = f"({dropped} == 0).sum()"
     message = f"the returned weights are documented as those {promise} dropout"
     if promise == "after":
         script.assert_true(f"{more} > {usual}", f"{message}, and none is dropped")

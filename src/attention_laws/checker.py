@@ -296,29 +296,26 @@ def run_once(
     script = Script(adapter, sizes, **settings)
     try:
         law.test(script)
-    except LawViolation as violation:
-        violation.sizes = script.sizes
+    except (LawViolation, NotApplicable):
         raise
     except ScriptError as failure:
         if not failure.is_call:
             reason = f"the check could not compute its reference ({failure})"
             raise NotApplicable(reason) from failure
-        if is_refusal(failure, adapter) or exceeds_batch(script):
+        if is_refusal(failure, adapter) or exceeds_batch(script, failure):
             raise NotApplicable(f"refused: {first_line(failure.error)}") from failure
         code = script.program()
         raise LawViolation(f"raises {failure}", math.nan, 0.0, code) from failure
-    except NotApplicable:
-        raise
     except Exception as error:
         # A failure of the checker is no violation of a law.
         reason = f"the check itself failed: {type(error).__name__}: {first_line(error)}"
         raise NotApplicable(reason) from error
 
 
-def exceeds_batch(script: Script) -> bool:
+def exceeds_batch(script: Script, failure: ScriptError) -> bool:
     """Whether there are more batch items than a cache of the attention has room for."""
     limit = structure.largest_batch(script.namespace.get("attention"))
-    return limit is not None and script.sizes.batch_size > limit
+    return limit is not None and failure.batch_size > limit
 
 
 def is_refusal(failure: ScriptError, adapter: Adapter) -> bool:

@@ -115,7 +115,7 @@ def assert_chunks_continue(script: Script) -> bool:
 
     That is tested if they do by default. Returns whether it applies.
     """
-    adapter, usual = script.adapter, script.sizes
+    adapter = script.adapter
     target = adapter.target
     methods = [
         (name, parameter.name)
@@ -130,9 +130,9 @@ def assert_chunks_continue(script: Script) -> bool:
     size = structure.chunk_with_left_context(script.evaluate("attention"))
     if not size or not limits:
         return False
-    script.sizes = replace(usual, q_len=4 * size, k_len=4 * size)
     agree = False
-    with script.attempt():  # it may need something else
+    # It may need something else.
+    with script.using(q_len=4 * size, k_len=4 * size), script.attempt():
         whole, seen = compute_chunks(script, *methods[0], size)
         agree = bool(script.evaluate(f"torch.allclose({whole}, {seen}, atol=1e-4)"))
         for number in (0, 1, 3) if agree else ():
@@ -142,7 +142,6 @@ def assert_chunks_continue(script: Script) -> bool:
             option = f"`{limits[0]}={number}`"
             message = f"{{place}} differs in chunks of {size}, with {option}"
             script.assert_close(whole, seen, message)
-    script.adapter, script.sizes = adapter, usual
     return agree
 
 
@@ -276,14 +275,14 @@ def decode_beyond_limit(script: Script) -> None:
     So it has where the documentation says it. Frequencies that depend on the length are
     then those of all tokens so far, also for keys in the cache.
     """
-    adapter, usual = script.adapter, script.sizes
+    adapter = script.adapter
     if not documented.decodes_alike(adapter.target):
         return
-    script.sizes = replace(usual, q_len=8, k_len=8)
     for argument in names.length_limits(adapter.target):
         init_args = {**adapter.init_args, argument: "4"}
-        script.adapter = replace(adapter, init_args=init_args)
-        with script.attempt():  # a limit may be one
+        limited = replace(adapter, init_args=init_args)
+        # A limit may be one.
+        with script.using(limited, q_len=8, k_len=8), script.attempt():
             restart_with_cache(script)
             args = script.make_arguments()
             last = adapter.index(l=slice(5, None))
@@ -291,7 +290,6 @@ def decode_beyond_limit(script: Script) -> None:
             outputs, _cache = decode(script, args, [3, 2, 3])
             message = f"{{place}} behind a cache differs beyond `{argument}=4`"
             script.assert_close(whole, outputs[-1], message)
-    script.adapter, script.sizes = adapter, usual
 
 
 def assert_usual_calls_ignore_cache(script: Script) -> None:
@@ -554,12 +552,10 @@ def assert_other_context_is_noticed(script: Script) -> None:
     An implementation that notices a context of another length has to notice one with
     other content, unless it documents that the caller begins with an empty cache.
     """
-    usual, argument = script.sizes, script.adapter.context_cache
+    argument, length = script.adapter.context_cache, script.sizes.k_len
     script.restart()
     first, other = script.make_arguments(), script.make_arguments()
-    script.sizes = replace(usual, k_len=usual.k_len + 1)
-    longer = script.make_arguments()
-    script.sizes = usual
+    longer = script.make_arguments(script.all_allowed(k_len=length + 1))
     cache = empty_cache(script)
     given = {argument: cache}
     script.call(first, **given)
@@ -657,24 +653,22 @@ def decode_many(script: Script) -> None:
     which the piece itself displaces. A ring buffer may take no longer ones. A memory
     may be shorter by intention.
     """
-    adapter, usual = script.adapter, script.sizes
+    adapter = script.adapter
     assert adapter.cache is not None
     width = adapter.window or 8
     length = 2 * width + 7
     is_memory = MEMORY_PATTERN.search(adapter.cache[0])
-    script.sizes = replace(usual, q_len=length, k_len=length)
-    with script.attempt():  # longer than its cache
-        if not is_memory or cache_grows(script, length - 1):
-            for first in (width + 1, width + 2):
-                decode_with_cache(script, [first, *[1] * (length - first)])
-            decode_with_cache(script, [width + 1, 2, 3, *[1] * (width + 1)])
-            if cache_grows(script):
-                decode_with_cache(script, [width + 1, 2, width, 1, 3])
-        script.sizes = usual
-        return
-    with script.attempt():  # it may take no longer streams
-        assert_pieces_agree(script)
-    script.sizes = usual
+    with script.using(q_len=length, k_len=length):
+        with script.attempt():  # longer than its cache
+            if not is_memory or cache_grows(script, length - 1):
+                for first in (width + 1, width + 2):
+                    decode_with_cache(script, [first, *[1] * (length - first)])
+                decode_with_cache(script, [width + 1, 2, 3, *[1] * (width + 1)])
+                if cache_grows(script):
+                    decode_with_cache(script, [width + 1, 2, width, 1, 3])
+            return
+        with script.attempt():  # it may take no longer streams
+            assert_pieces_agree(script)
 
 
 def assert_pieces_agree(script: Script) -> None:
@@ -698,24 +692,20 @@ def assert_dropped_tokens_do_not_count(script: Script) -> None:
     them. Counted from the start of the cache, as rotary positions may be, all new
     tokens would have the same position once it is full.
     """
-    usual = script.sizes
     if script.adapter.positions not in ("none", "rotary", "relative", "alibi"):
         return
     with script.attempt():  # longer than its cache
         if number := pieces_in_cache(script):
             length = PIECE * (2 + number + 1)
-            script.sizes = replace(usual, q_len=length, k_len=length)
-            assert_equal_without_first(script, 2)
-    script.sizes = usual
+            with script.using(q_len=length, k_len=length):
+                assert_equal_without_first(script, 2)
 
 
 def pieces_in_cache(script: Script) -> int:
     """How many pieces a cache holds before it drops the first; 0 if it drops none."""
-    usual = script.sizes
-    script.sizes = replace(usual, q_len=MANY, k_len=MANY)
-    restart_with_cache(script)
-    args = script.make_arguments(script.all_allowed(MANY, MANY))
-    script.sizes = usual
+    with script.using(q_len=MANY, k_len=MANY):
+        restart_with_cache(script)
+        args = script.make_arguments(script.all_allowed(MANY, MANY))
     cache = empty_cache(script)
     totals: list[int] = []
     for start in range(0, MANY, PIECE):
@@ -750,18 +740,17 @@ def decode_across_blocks(script: Script) -> None:
     queries, of which a piece has several, begin behind the tokens in the cache. A
     memory may be shorter by intention.
     """
-    adapter, usual = script.adapter, script.sizes
+    adapter = script.adapter
     assert adapter.cache is not None
     is_short = adapter.window or MEMORY_PATTERN.search(adapter.cache[0])
     if is_short or {"window", "sink", "compression", "selection"} & {*adapter.designs}:
         return
     for full in BLOCKS:
         length = full + 3
-        script.sizes = replace(usual, batch_size=1, q_len=length, k_len=length)
-        with script.attempt():  # longer than its cache
+        # Longer than its cache.
+        with script.using(batch_size=1, q_len=length, k_len=length), script.attempt():
             decode_with_cache(script, [full - 2, 1, 1, 1, 2])
             decode_with_cache(script, [3, full])
-    script.sizes = usual
 
 
 # Tokens of which those behind a memory are more than a block of queries.
@@ -779,32 +768,30 @@ def decode_in_half(script: Script) -> None:
     A cache that was allocated in float32 does not fit to the new keys, and positions
     beyond 256 have to be counted in integers.
     """
-    usual, half = (script.sizes, script.dtype), torch.bfloat16
+    half = torch.bfloat16
     if {"features", "linear", "decay", "selection"} & {*script.adapter.designs}:
         return  # sums over all tokens have rounding errors of their own
     length = script.sizes.k_len
     try:
-        script.dtype = half
-        assert_half_pieces_are_close(script, length // 2)
-        script.sizes, script.dtype = replace(usual[0], q_len=FAR, k_len=FAR), usual[1]
-        agree = False
-        with script.attempt():  # longer than its cache
-            has_positions = script.adapter.positions != "none"
-            agree = has_positions and pieces_agree(script, [FAR - 3, 3])
-        if agree:
-            script.dtype = half
-            try:
-                assert_half_pieces_are_close(script, FAR - 3)
-            except LawViolation:
-                # The law `distant_positions` reports it.
-                if script.insist or not rounds_with_buffers(script, half):
-                    raise
+        with script.using(dtype=half):
+            assert_half_pieces_are_close(script, length // 2)
+        with script.using(q_len=FAR, k_len=FAR):
+            agree = False
+            with script.attempt():  # longer than its cache
+                has_positions = script.adapter.positions != "none"
+                agree = has_positions and pieces_agree(script, [FAR - 3, 3])
+            if agree:
+                try:
+                    with script.using(dtype=half):
+                        assert_half_pieces_are_close(script, FAR - 3)
+                except LawViolation:
+                    # The law `distant_positions` reports it.
+                    if script.insist or not rounds_with_buffers(script, half):
+                        raise
     except ScriptError as failure:
         # The whole runs in that dtype, so a piece must not raise either.
         if DTYPES_DIFFER.search(str(failure)) or not script.is_unsupported(failure):
             raise
-    finally:
-        script.sizes, script.dtype = usual
 
 
 def assert_half_pieces_are_close(script: Script, first: int) -> None:
@@ -872,41 +859,40 @@ def decode_in_slots(script: Script) -> None:
     is_plain = adapter.cache == ("", "") and not adapter.cache_args
     if not is_plain or not slots or length < 4 or "b" not in adapter.layout:
         return
-    usual, script.sizes = script.sizes, replace(script.sizes, batch_size=2)
-    restart_with_cache(script)
-    args, other = (
-        script.make_arguments(script.all_allowed(length, length)) for _ in range(2)
-    )
-    whole, again = script.call(args), script.call(other)
-    empty_cache(script)
+    with script.using(batch_size=2):
+        restart_with_cache(script)
+        args, other = (
+            script.make_arguments(script.all_allowed(length, length)) for _ in range(2)
+        )
+        whole, again = script.call(args), script.call(other)
+        empty_cache(script)
 
-    def call(first: str, second: str, outputs: Sequence[str]) -> None:
-        """Call it with some tokens of the first, and some of the second sequence."""
-        tokens = script.assign("tokens", join_items(script, [first, second]))
-        given = {slots[0]: f"torch.tensor([1, 0]){script.to_device()}"}
-        source = script.argument_source(replace(args, inputs=(tokens,)), **given)
-        seen = script.assign_output(f"attention({source})", args)
-        expected = script.assign("y", join_items(script, outputs))
-        message = "{place} differs if the sequences in its slots have other lengths"
-        script.assert_close(expected, seen, message)
+        def call(first: str, second: str, outputs: Sequence[str]) -> None:
+            """Call it with some tokens of the first, and of the second sequence."""
+            tokens = script.assign("tokens", join_items(script, [first, second]))
+            given = {slots[0]: f"torch.tensor([1, 0]){script.to_device()}"}
+            source = script.argument_source(replace(args, inputs=(tokens,)), **given)
+            seen = script.assign_output(f"attention({source})", args)
+            expected = script.assign("y", join_items(script, outputs))
+            message = "{place} differs if the sequences in its slots have other lengths"
+            script.assert_close(expected, seen, message)
 
-    def part(item: int, start: int, stop: int) -> str:
-        return adapter.index(b=slice(item, item + 1), l=slice(start, stop))
+        def part(item: int, start: int, stop: int) -> str:
+            return adapter.index(b=slice(item, item + 1), l=slice(start, stop))
 
-    (x,), (z,) = args.inputs, other.inputs
-    early = script.assign("tokens", f"{x}{part(0, 0, 2)}")
-    given = {slots[0]: f"torch.tensor([1]){script.to_device()}"}
-    source = script.argument_source(replace(args, inputs=(early,)), **given)
-    script.exec_line(f"attention({source})")
-    rest, start = part(0, 2, length), part(1, 0, length - 2)
-    call(f"{x}{rest}", f"{x}{start}", (f"{whole}{rest}", f"{whole}{start}"))
-    for method in caches.freeing_methods(adapter.target):
-        with script.attempt():  # it may want something else
-            script.exec_line(f"attention.{method}")
-            one, last = part(0, 0, 1), part(1, length - 2, length - 1)
-            call(f"{z}{one}", f"{x}{last}", (f"{again}{one}", f"{whole}{last}"))
-            break
-    script.sizes = usual
+        (x,), (z,) = args.inputs, other.inputs
+        early = script.assign("tokens", f"{x}{part(0, 0, 2)}")
+        given = {slots[0]: f"torch.tensor([1]){script.to_device()}"}
+        source = script.argument_source(replace(args, inputs=(early,)), **given)
+        script.exec_line(f"attention({source})")
+        rest, start = part(0, 2, length), part(1, 0, length - 2)
+        call(f"{x}{rest}", f"{x}{start}", (f"{whole}{rest}", f"{whole}{start}"))
+        for method in caches.freeing_methods(adapter.target):
+            with script.attempt():  # it may want something else
+                script.exec_line(f"attention.{method}")
+                one, last = part(0, 0, 1), part(1, length - 2, length - 1)
+                call(f"{z}{one}", f"{x}{last}", (f"{again}{one}", f"{whole}{last}"))
+                break
 
 
 def has_items(script: Script) -> bool:
@@ -921,35 +907,33 @@ def join_items(script: Script, parts: Sequence[str]) -> str:
 
 def decode_in_freed_slot(script: Script) -> None:
     """A sequence begins in the slot of another one, which a cache object has freed."""
-    adapter, usual = script.adapter, script.sizes
+    adapter = script.adapter
     assert adapter.cache is not None
     if not adapter.cache[0] or adapter.cache_args or not has_items(script):
         return
-    length = min(usual.k_len, 5)
-    script.sizes = replace(usual, batch_size=2, q_len=length, k_len=length)
-    restart_with_cache(script)
-    cache = empty_cache(script)
-    methods = caches.freeing_methods(type(script.evaluate(cache)))
-    if length == 1 or not methods:
-        script.sizes = usual
-        return
-    args, other = script.make_arguments(), script.make_arguments()
-    outputs = script.call(args), script.call(other)
-    first, last = ({"l": slice(n, n + 1)} for n in (0, length - 1))
-    parts = adapter.index(b=slice(1), **last), adapter.index(b=slice(1, 2), **first)
-    with script.attempt():  # it may want something else
-        _past, cache = call_with_cache(script, args, 0, length - 1, cache)
-        script.exec_line(f"{cache}.{methods[0]}")
-        tokens, expected = (
-            join_items(script, [f"{one}{parts[0]}", f"{two}{parts[1]}"])
-            for one, two in ((args.inputs[0], other.inputs[0]), outputs)
-        )
-        tokens = script.assign("tokens", tokens)
-        new = replace(args, inputs=(tokens,))
-        seen, _cache = call_with_cache(script, new, 0, 1, cache)
-        message = f"{{place}} differs if a sequence begins after `{methods[0]}`"
-        script.assert_close(script.assign("y", expected), seen, message)
-    script.sizes = usual
+    length = min(script.sizes.k_len, 5)
+    with script.using(batch_size=2, q_len=length, k_len=length):
+        restart_with_cache(script)
+        cache = empty_cache(script)
+        methods = caches.freeing_methods(type(script.evaluate(cache)))
+        if length == 1 or not methods:
+            return
+        args, other = script.make_arguments(), script.make_arguments()
+        outputs = script.call(args), script.call(other)
+        first, last = ({"l": slice(n, n + 1)} for n in (0, length - 1))
+        parts = adapter.index(b=slice(1), **last), adapter.index(b=slice(1, 2), **first)
+        with script.attempt():  # it may want something else
+            _past, cache = call_with_cache(script, args, 0, length - 1, cache)
+            script.exec_line(f"{cache}.{methods[0]}")
+            tokens, expected = (
+                join_items(script, [f"{one}{parts[0]}", f"{two}{parts[1]}"])
+                for one, two in ((args.inputs[0], other.inputs[0]), outputs)
+            )
+            tokens = script.assign("tokens", tokens)
+            new = replace(args, inputs=(tokens,))
+            seen, _cache = call_with_cache(script, new, 0, 1, cache)
+            message = f"{{place}} differs if a sequence begins after `{methods[0]}`"
+            script.assert_close(script.assign("y", expected), seen, message)
 
 
 def assert_sequence_begins_anew(script: Script) -> None:
@@ -1014,13 +998,12 @@ def assert_reset_forgets_context(script: Script) -> None:
     with script.attempt():  # it may need something else
         call_with_cache(script, args, 0, length, empty_cache(script))
         script.exec_line(f"attention.{resets[0]}()")
-        script.adapter = replace(adapter, extra_args=given)
-        script.exec_line("fresh = copy.deepcopy(unused)")
-        whole = script.call(args, function="fresh")
-        seen, _cache = call_with_cache(script, args, 0, length, "None")
-        message = f"{{place}} differs with another context after `{resets[0]}()`"
-        script.assert_close(whole, seen, message)
-    script.adapter = adapter
+        with script.using(replace(adapter, extra_args=given)):
+            script.exec_line("fresh = copy.deepcopy(unused)")
+            whole = script.call(args, function="fresh")
+            seen, _cache = call_with_cache(script, args, 0, length, "None")
+            message = f"{{place}} differs with another context after `{resets[0]}()`"
+            script.assert_close(whole, seen, message)
 
 
 def decode_after_rejection(script: Script) -> None:
@@ -1074,11 +1057,11 @@ def decode_after_unequal_rejection(script: Script) -> None:
     cache = empty_cache(script)
     kind = type(script.evaluate(cache)) if cache != "None" else object
     methods = [name for name in dir(kind) if names.CROP_PATTERN.fullmatch(name)]
-    usual, script.sizes = script.sizes, replace(script.sizes, batch_size=2)
     second, last = length - 2, length - 1
     ways = ([1, 1], [1, 0]), ([second, second], [second, last])
     for equal, unequal in ways if methods else ():
-        with script.attempt():  # it may take something else
+        # It may take something else.
+        with script.using(batch_size=2), script.attempt():
             call = f"{methods[0]}(torch.tensor({equal}))"
             one, other = outputs_after_rejection(script, call, [second, second])
             if script.evaluate(f"torch.allclose({one}, {other}, atol=1e-4)"):
@@ -1086,7 +1069,6 @@ def decode_after_unequal_rejection(script: Script) -> None:
                 one, other = outputs_after_rejection(script, call, [second, last])
                 script.assert_close(one, other, f"{{place}} differs after `{call}`")
                 break
-    script.sizes = usual
 
 
 def outputs_after_rejection(
@@ -1219,7 +1201,7 @@ def decode_with_padding(script: Script) -> None:
     """
     if documented.pads_last_piece(script.adapter.target):
         return
-    usual, length, window = script.sizes, script.sizes.k_len, script.adapter.window
+    sizes, length, window = script.sizes, script.sizes.k_len, script.adapter.window
     for first in sorted({length // 2, length - 1}):
         for args, mask in calls_with_hidden_key(script, 0):
             decode_padded_pieces(script, args, mask, [first, length - first])
@@ -1232,12 +1214,11 @@ def decode_with_padding(script: Script) -> None:
         if takes_in_steps(script.adapter, mask):
             pieces = [first, length - first]
             decode_padded_pieces(script, args, mask, pieces, forms=(True,))
-    if script.adapter.causal and window and usual.k_len == usual.q_len:
+    if script.adapter.causal and window and sizes.k_len == sizes.q_len:
         # What is dropped behind a window is dropped of the mask, too.
-        script.sizes = replace(usual, q_len=window + 4, k_len=window + 4)
-        for args, mask in calls_with_hidden_key(script, 0):
-            decode_padded_pieces(script, args, mask, [window + 1, 1, 1, 1])
-        script.sizes = usual
+        with script.using(q_len=window + 4, k_len=window + 4):
+            for args, mask in calls_with_hidden_key(script, 0):
+                decode_padded_pieces(script, args, mask, [window + 1, 1, 1, 1])
 
 
 def decode_padded_pieces(
@@ -1356,7 +1337,6 @@ def assert_contexts_reordered(script: Script) -> None:
     adapter = script.adapter
     for masks in [(), adapter.context_masks] if adapter.decoder_context else []:
         whole, stays, last = outputs_with_contexts(script, masks)
-        script.adapter = adapter
         if not last:
             return
         if script.evaluate(f"torch.allclose({stays}, {last}, atol=1e-4)"):
@@ -1385,16 +1365,19 @@ def outputs_with_contexts(
     other = replace(args, inputs=(script.assign("x", f"{args.inputs[0]}{index}"),))
     last_token = adapter.index(l=slice(length - 1, None))
     outputs = []
-    for script.adapter in (flipped, usual):
-        whole = script.call(other, function=function)
-        outputs.append(script.assign("y", f"{whole}{last_token}"))
-    _first, cache = call_with_cache(script, args, 0, length - 1, empty_cache(script))
+    for each in (flipped, usual):
+        with script.using(each):
+            whole = script.call(other, function=function)
+            outputs.append(script.assign("y", f"{whole}{last_token}"))
+    with script.using(usual):
+        start = empty_cache(script)
+        _first, cache = call_with_cache(script, args, 0, length - 1, start)
     assert adapter.cache is not None
     cache = flip_cache(script, cache, adapter.cache[0])
     last = ""
     if cache:
-        script.adapter = flipped
-        last, _cache = call_with_cache(script, other, length - 1, 1, cache)
+        with script.using(flipped):
+            last, _cache = call_with_cache(script, other, length - 1, 1, cache)
     return outputs[0], outputs[1], last
 
 

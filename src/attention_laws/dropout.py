@@ -170,8 +170,8 @@ def assert_rates_reach_their_places(script: Script, changed: dict[str, str]) -> 
             if not pattern.search(name):
                 continue
             init_args = {**adapter.init_args, **rates, name: "0.5"}
-            script.adapter = replace(adapter, init_args=init_args)
-            script.restart("train", dropout=None)
+            with script.using(replace(adapter, init_args=init_args)):
+                script.restart("train", dropout=None)
             reached = script.evaluate("active_dropout(attention)")
             found = {changed.get(place) for place in reached}
             if (found & {*RATES} or not reached) and expected not in found:
@@ -180,7 +180,6 @@ def assert_rates_reach_their_places(script: Script, changed: dict[str, str]) -> 
                 message = f"`{name}` drops {what}"
                 claim = f"active_dropout(attention) != {reached}"
                 script.assert_true(claim, message)
-    script.adapter = adapter
 
 
 def assert_draws_have_an_effect(script: Script) -> None:
@@ -280,18 +279,16 @@ def assert_argument_switches_off(script: Script) -> None:
     given = names.dropout_arguments(adapter.target)
     if not given:
         return
-    script.adapter = replace(adapter, init_args={**adapter.init_args, **given})
-    script.restart("train", dropout=None)
-    if structure.has_dropout_of_its_own(script.evaluate("attention")):
-        script.adapter = adapter
-        return
-    args = script.make_arguments()
-    trained = script.call(args)
-    script.exec_line("attention.eval()")
-    text = ", ".join(f"{name}={value}" for name, value in given.items())
-    message = f"{{place}} differs in training, though it is built with `{text}`"
-    script.assert_close(script.call(args), trained, message)
-    script.adapter = adapter
+    with script.using(replace(adapter, init_args={**adapter.init_args, **given})):
+        script.restart("train", dropout=None)
+        if structure.has_dropout_of_its_own(script.evaluate("attention")):
+            return
+        args = script.make_arguments()
+        trained = script.call(args)
+        script.exec_line("attention.eval()")
+        text = ", ".join(f"{name}={value}" for name, value in given.items())
+        message = f"{{place}} differs in training, though it is built with `{text}`"
+        script.assert_close(script.call(args), trained, message)
 
 
 def assert_dropout_is_fair(script: Script, place: str) -> str:

@@ -77,15 +77,14 @@ LARGE_SIDE = 24
 
 def assert_large_image_is_alike(script: Script) -> None:
     """The modes agree on an image of many rows and columns, too."""
-    adapter, usual, number = script.adapter, script.sizes, LARGE_SIDE**2
+    adapter, count = script.adapter, LARGE_SIDE**2
     is_free = adapter.image.startswith("image") and adapter.fixed_length is None
-    if not is_free or usual.batch_size != 2:
+    if not is_free or script.sizes.batch_size != 2:
         return
-    script.sizes = replace(usual, batch_size=1, q_len=number, k_len=number)
-    script.adapter = replace(adapter, image_height=LARGE_SIDE)
-    with script.attempt():  # it may have a table for less
+    large = replace(adapter, image_height=LARGE_SIDE)
+    # It may have a table for less.
+    with script.using(large, batch_size=1, q_len=count, k_len=count), script.attempt():
         assert_modes_agree(script)
-    script.adapter, script.sizes = adapter, usual
 
 
 def assert_modes_agree_beside_bias(script: Script) -> None:
@@ -353,7 +352,7 @@ def other_calls(
     script: Script, first: CallArguments, padded: Tensor, mask: MaskArgument | None
 ) -> Iterator[CallArguments]:
     """Arguments like `first`, with other content, masks and sizes."""
-    adapter, usual = script.adapter, script.sizes
+    adapter = script.adapter
     yield script.make_arguments(padded if mask else None, mask)
     if mask is not None:
         # As many hidden keys, of another item.
@@ -372,16 +371,15 @@ def other_calls(
         yield script.make_arguments(script.all_allowed(q_len + 1, k_len))
     for batch_size, length in ((1, 0), (3, -1), (3, 2), (2, 1 - k_len), (1, LONG)):
         change = 0 if adapter.fixed_length else max(length, 1 - k_len)
-        if "b" in adapter.layout:
-            script.sizes = replace(usual, batch_size=batch_size)
+        items = batch_size if "b" in adapter.layout else script.sizes.batch_size
         more_queries = change if adapter.single_input or adapter.causal else 0
-        allowed = script.all_allowed(q_len + more_queries, k_len + change)
-        # A long sequence fills tables; a mask of its size would be long to write.
-        is_free = mask and not mask.counts_keys and not mask.at_end
-        hides = is_free and 1 < k_len + change < LONG
-        allowed[:, :1, 0] = not hides
-        yield script.make_arguments(allowed, mask if length < LONG else None)
-        script.sizes = usual
+        with script.using(batch_size=items):
+            allowed = script.all_allowed(q_len + more_queries, k_len + change)
+            # A long sequence fills tables; a mask of its size would be long to write.
+            is_free = mask and not mask.counts_keys and not mask.at_end
+            hides = is_free and 1 < k_len + change < LONG
+            allowed[:, :1, 0] = not hides
+            yield script.make_arguments(allowed, mask if length < LONG else None)
 
 
 def assert_no_shape_is_kept(script: Script) -> None:
@@ -389,26 +387,24 @@ def assert_no_shape_is_kept(script: Script) -> None:
 
     Nor is one of several windows, of which the one that was found may be one.
     """
-    usual = script.adapter, script.sizes
-    side = math.isqrt(script.adapter.fixed_length or 0)
-    script.adapter = replace(script.adapter, fixed_length=None)
+    adapter = script.adapter
+    side = math.isqrt(adapter.fixed_length or 0)
     shapes = [(2, 12), (3, 12), (6, 12), (8, 128)]
     for height, number in [*shapes, (side, 2 * side**2)] if side else shapes:
-        script.sizes = replace(script.sizes, q_len=number, k_len=number)
-        script.adapter = replace(script.adapter, image_height=number // height)
-        script.restart("no_grad")
-        script.exec_line("unused = copy.deepcopy(attention)")
-        args = script.make_arguments()
-        with script.attempt():  # it may take no such image, nor the next one
-            script.call(args)
-        script.adapter = replace(script.adapter, image_height=height)
-        script.exec_line("fresh = copy.deepcopy(unused)")
-        with script.attempt():  # it may take no such image
-            expected = script.call(args, function="fresh")
-            seen = script.call(args)
-            message = "{place} changes after a call with an image of another shape"
-            script.assert_close(expected, seen, message)
-    script.adapter, script.sizes = usual
+        image = replace(adapter, fixed_length=None, image_height=number // height)
+        with script.using(image, q_len=number, k_len=number):
+            script.restart("no_grad")
+            script.exec_line("unused = copy.deepcopy(attention)")
+            args = script.make_arguments()
+            with script.attempt():  # it may take no such image, nor the next one
+                script.call(args)
+            script.adapter = replace(image, image_height=height)
+            script.exec_line("fresh = copy.deepcopy(unused)")
+            with script.attempt():  # it may take no such image
+                expected = script.call(args, function="fresh")
+                seen = script.call(args)
+                message = "{place} changes after a call with an image of another shape"
+                script.assert_close(expected, seen, message)
 
 
 def assert_no_sides_are_kept(script: Script) -> None:
@@ -416,20 +412,21 @@ def assert_no_sides_are_kept(script: Script) -> None:
 
     One with an embedding of its patches takes heads for channels.
     """
-    usual, length = script.sizes, 3 * script.sizes.d_k
-    script.sizes = replace(usual, q_len=length, k_len=length)
-    script.restart("no_grad")
-    script.exec_line("fresh = copy.deepcopy(attention)")
-    with script.attempt():  # it may take no such image
-        args = script.make_arguments()
-        script.call(args)
-        other = script.assign(args.inputs[0], f"{args.inputs[0]}.mT.contiguous()")
-        exchanged = replace(args, inputs=(other,))
-        expected = script.call(exchanged, function="fresh")
-        seen = script.call(exchanged)
-        message = "{place} changes after a call with an input whose sides are exchanged"
-        script.assert_close(expected, seen, message)
-    script.sizes = usual
+    length = 3 * script.sizes.d_k
+    with script.using(q_len=length, k_len=length):
+        script.restart("no_grad")
+        script.exec_line("fresh = copy.deepcopy(attention)")
+        with script.attempt():  # it may take no such image
+            args = script.make_arguments()
+            script.call(args)
+            other = script.assign(args.inputs[0], f"{args.inputs[0]}.mT.contiguous()")
+            exchanged = replace(args, inputs=(other,))
+            expected = script.call(exchanged, function="fresh")
+            seen = script.call(exchanged)
+            message = (
+                "{place} changes after a call with an input whose sides are exchanged"
+            )
+            script.assert_close(expected, seen, message)
 
 
 # Methods that begin a new sequence, or a new batch of them.
@@ -438,22 +435,21 @@ def assert_reset_forgets(script: Script) -> None:
 
     Flags such as `incremental` are set, with which it stores what it has computed.
     """
-    usual, target = script.adapter, script.adapter.target
+    adapter, target = script.adapter, script.adapter.target
     steps = next(caches.cache_steps(names.parameters_of(target), {}), {})
     flags = {name: text for name, text in steps.items() if text == "True"}
-    script.adapter = replace(usual, reset="")
     for method in caches.reset_methods(target):
-        script.restart()
-        script.exec_line("fresh = copy.deepcopy(attention)")
-        first, second = script.make_arguments(), script.make_arguments()
-        with script.attempt():
-            script.call(first, **flags)
-            script.exec_line(f"attention.{method}()")
-            expected = script.call(second, function="fresh", **flags)
-            seen = script.call(second, **flags)
-            message = f"{{place}} depends on a call before `{method}()`"
-            script.assert_close(expected, seen, message)
-    script.adapter = usual
+        with script.using(replace(adapter, reset="")):
+            script.restart()
+            script.exec_line("fresh = copy.deepcopy(attention)")
+            first, second = script.make_arguments(), script.make_arguments()
+            with script.attempt():
+                script.call(first, **flags)
+                script.exec_line(f"attention.{method}()")
+                expected = script.call(second, function="fresh", **flags)
+                seen = script.call(second, **flags)
+                message = f"{{place}} depends on a call before `{method}()`"
+                script.assert_close(expected, seen, message)
 
 
 def assert_context_is_noticed(script: Script) -> None:
@@ -461,19 +457,18 @@ def assert_context_is_noticed(script: Script) -> None:
 
     What is projected of a context may be stored, until the module is reset.
     """
-    usual, found = (script.adapter, script.sizes), dict[tuple[str, int], bool]()
-    script.adapter = replace(script.adapter, reset="")
-    for setting in itertools.product(script.modes(), (2, 3)):
-        with script.attempt():  # it may need one batch size
-            outputs = outputs_after_other_context(script, *setting)
-            same = f"torch.allclose({', '.join(outputs)}, atol=1e-4)"
-            found[setting] = script.evaluate(same)
-    ignored = [setting for setting, is_noticed in found.items() if not is_noticed]
-    if any(found.values()) and ignored:
-        expected, seen = outputs_after_other_context(script, *ignored[0])
-        message = "{place} is that of the context of an earlier call"
-        script.assert_close(expected, seen, message)
-    script.adapter, script.sizes = usual
+    found: dict[tuple[str, int], bool] = {}
+    with script.using(replace(script.adapter, reset="")):
+        for setting in itertools.product(script.modes(), (2, 3)):
+            with script.attempt():  # it may need one batch size
+                outputs = outputs_after_other_context(script, *setting)
+                same = f"torch.allclose({', '.join(outputs)}, atol=1e-4)"
+                found[setting] = script.evaluate(same)
+        ignored = [setting for setting, is_noticed in found.items() if not is_noticed]
+        if any(found.values()) and ignored:
+            expected, seen = outputs_after_other_context(script, *ignored[0])
+            message = "{place} is that of the context of an earlier call"
+            script.assert_close(expected, seen, message)
 
 
 def outputs_after_other_context(
@@ -619,19 +614,18 @@ def assert_no_long_call_is_kept(script: Script) -> None:
         if usual.k_len < 3 or adapter.fixed_length is not None:
             continue
         init_args = {**adapter.init_args, argument: str(2 * usual.k_len)}
-        script.adapter = replace(adapter, init_args=init_args)
-        with script.attempt():  # a limit may be one
+        limited = replace(adapter, init_args=init_args)
+        # A limit may be one.
+        with script.using(limited), script.attempt():
             script.restart()
             script.exec_line("fresh = copy.deepcopy(attention)")
             length, longer = usual.k_len, 3 * usual.k_len
             short = script.make_arguments(script.all_allowed(length, length))
-            script.sizes = replace(usual, q_len=longer, k_len=longer)
-            script.call(script.make_arguments(script.all_allowed(longer, longer)))
-            script.sizes = usual
+            with script.using(q_len=longer, k_len=longer):
+                script.call(script.make_arguments(script.all_allowed(longer, longer)))
             expected = script.call(short, function="fresh")
             message = f"{{place}} changes after a call of more than `{argument}` tokens"
             script.assert_close(expected, script.call(short), message)
-        script.adapter, script.sizes = adapter, usual
 
 
 def assert_nothing_is_shared(script: Script) -> None:
@@ -640,22 +634,20 @@ def assert_nothing_is_shared(script: Script) -> None:
     The heads have a width of which none was built before: what instances share is
     often kept for each width, and may change only a few times.
     """
-    usual = script.sizes
-    for d_k in (OTHER_WIDTH, usual.d_k):
-        script.sizes = replace(usual, d_k=d_k)
-        try:
-            script.restart()
-            args = script.make_arguments()
-            script.exec_line("fresh = copy.deepcopy(attention)")
-            expected = script.call(args, function="fresh")
-        except ScriptError:
-            continue  # its width is given by other arguments, too
-        script.exec_line(f"another = {script.build_expression()}")
-        seen = script.call(args)
-        message = "{place} changes when another instance is built"
-        script.assert_close(expected, seen, message)
-        break
-    script.sizes = usual
+    for d_k in (OTHER_WIDTH, script.sizes.d_k):
+        with script.using(d_k=d_k):
+            try:
+                script.restart()
+                args = script.make_arguments()
+                script.exec_line("fresh = copy.deepcopy(attention)")
+                expected = script.call(args, function="fresh")
+            except ScriptError:
+                continue  # its width is given by other arguments, too
+            script.exec_line(f"another = {script.build_expression()}")
+            seen = script.call(args)
+            message = "{place} changes when another instance is built"
+            script.assert_close(expected, seen, message)
+            break
 
 
 def assert_trees_are_of_call(script: Script) -> None:
@@ -732,17 +724,15 @@ def skip_where_refused(script: Script, dtypes: Sequence[torch.dtype]) -> None:
 
     An attention that is written for float32 alone gives nobody a wrong number.
     """
-    usual, refusals = script.dtype, []
+    refusals = []
     for dtype in dtypes:
-        script.dtype = dtype
         try:
-            script.restart()
-            script.call(script.make_arguments())
+            with script.using(dtype=dtype):
+                script.restart()
+                script.call(script.make_arguments())
         except ScriptError as failure:
             if script.is_unsupported(failure):
                 refusals.append(str(failure))
-        finally:
-            script.dtype = usual
     skip_unless(
         len(refusals) < len(dtypes), f"is for float32 only: {''.join(refusals[:1])}"
     )
@@ -785,19 +775,20 @@ def finite_in_half(script: Script) -> None:
     each design but features that are exponentials, whose sums may round to zero.
     """
     skip_if_for_float32(script)
-    usual, found = script.dtype, []
+    found = []
     # PyTorch's `normalize` has an epsilon that is zero in float16.
     is_torchs = "normalize" in structure.identifiers(script.adapter.target)
     skip_unless(not is_torchs, "calls `normalize`, whose epsilon is 0 in float16")
-    for script.dtype in (torch.float32, torch.float16):
+    for dtype in (torch.float32, torch.float16):
         try:
-            script.restart()
-            args = script.make_arguments()
-            zeros = tuple(with_zero_token(script, name) for name in args.inputs)
-            found.append(script.call(replace(args, inputs=zeros)))
+            with script.using(dtype=dtype):
+                script.restart()
+                args = script.make_arguments()
+                zeros = tuple(with_zero_token(script, name) for name in args.inputs)
+                found.append(script.call(replace(args, inputs=zeros)))
         except ScriptError as failure:
-            raise NotApplicable(f"does not take {script.dtype}: {failure}") from failure
-        if script.dtype == torch.float32:
+            raise NotApplicable(f"does not take {dtype}: {failure}") from failure
+        if dtype == torch.float32:
             is_small = script.evaluate(f"{found[0]}.abs().max() < 1e4")
             skip_unless(is_small, "its output is large, or not finite, in float32")
     try:
@@ -808,7 +799,6 @@ def finite_in_half(script: Script) -> None:
         reason = "sums of exponentials may round to 0 in float16"
         skip_unless(script.insist or not is_exponential, reason)
         raise
-    script.dtype = usual
 
 
 def with_zero_token(script: Script, name: str) -> str:
@@ -854,19 +844,17 @@ def scores_are_bounded(script: Script) -> bool:
     that is alone has a weight of one, whatever its score is. What a soft cap limits is
     large before, and so is its rounding.
     """
-    usual = script.sizes
-    if usual.k_len < 3 or "softcap" in script.adapter.designs:
+    if script.sizes.k_len < 3 or "softcap" in script.adapter.designs:
         return False
-    script.sizes = replace(usual, batch_size=1)
-    script.restart()
-    args = script.make_arguments()
-    found = []
-    for factor in (1, 300, 600):
-        inputs = tuple(script.assign(n, f"{factor} * {n}") for n in args.inputs)
-        with WeightsRecorder() as recorder:
-            script.call(replace(args, inputs=inputs))
-        found.append([weights for weights, _ in recorder.found])
-    script.sizes = usual
+    with script.using(batch_size=1):
+        script.restart()
+        args = script.make_arguments()
+        found = []
+        for factor in (1, 300, 600):
+            inputs = tuple(script.assign(n, f"{factor} * {n}") for n in args.inputs)
+            with WeightsRecorder() as recorder:
+                script.call(replace(args, inputs=inputs))
+            found.append([weights for weights, _ in recorder.found])
     layers = [*zip(*found, strict=False)]
     return bool(layers) and all(itertools.starmap(are_same_weights, layers))
 
@@ -899,54 +887,54 @@ def assert_half_is_close(
     With `last`, so many of the last outputs are compared, within a fifth of the largest
     of them: means of many tokens are small.
     """
-    usual, script.dtype = script.dtype, dtype
     allowed = script.all_allowed() if allowed is None else allowed
     try:
-        script.restart()
-        script.exec_line("exact = copy.deepcopy(attention)")
-        args = script.make_arguments(allowed, mask)
-        if change is not None:
-            changed = tuple(change(script, name) for name in args.inputs)
-            args = replace(args, inputs=changed)
-        half = script.call(args)
-        if script.adapter.is_module:
-            script.exec_line("exact = exact.float()")
-        inputs = [script.assign(n, f"{n}.float()") for n in args.inputs]
-        script.dtype = torch.float32
-        exact = replace(args, inputs=tuple(inputs))
-        if mask is not None and "add" in mask.kind:
-            exact = replace(exact, mask=script.encode_mask(allowed, mask))
-        single = script.call(exact, function="exact")
-        skip_if_lowest(script, single)
-        if change is not None:
-            message = "the output is NaN or infinite, in float32, too"
-            script.assert_finite(single, message)
-        message = f"the output at {{place}} differs in {dtype}"
-        if last:
-            end = script.adapter.index(l=slice(-last, None))
-            error = f"({half}.float() - {single}){end}.abs().max()"
-            claim = f"{error} <= 0.2 * {single}{end}.abs().max() + 0.02"
-            message = f"the last of {len(allowed)} outputs differ in {dtype}"
-            script.assert_true(claim, message)
-            return
-        queries = script.real_queries(args)
-        try:
-            half = f"{half}.float()"
-            script.assert_close(single, half, message, relative=0.1, l=queries)
-        except LawViolation:
-            if multiplies_noise(script, exact, single, half, dtype):
-                reason = f"tokens that are changed by 1 / {NOISE[dtype]} change it, too"
+        with script.using(dtype=dtype):
+            script.restart()
+            script.exec_line("exact = copy.deepcopy(attention)")
+            args = script.make_arguments(allowed, mask)
+            if change is not None:
+                changed = tuple(change(script, name) for name in args.inputs)
+                args = replace(args, inputs=changed)
+            half = script.call(args)
+            if script.adapter.is_module:
+                script.exec_line("exact = exact.float()")
+            inputs = [script.assign(n, f"{n}.float()") for n in args.inputs]
+            script.dtype = torch.float32
+            exact = replace(args, inputs=tuple(inputs))
+            if mask is not None and "add" in mask.kind:
+                exact = replace(exact, mask=script.encode_mask(allowed, mask))
+            single = script.call(exact, function="exact")
+            skip_if_lowest(script, single)
+            if change is not None:
+                message = "the output is NaN or infinite, in float32, too"
+                script.assert_finite(single, message)
+            message = f"the output at {{place}} differs in {dtype}"
+            if last:
+                end = script.adapter.index(l=slice(-last, None))
+                error = f"({half}.float() - {single}){end}.abs().max()"
+                claim = f"{error} <= 0.2 * {single}{end}.abs().max() + 0.02"
+                message = f"the last of {len(allowed)} outputs differ in {dtype}"
+                script.assert_true(claim, message)
+                return
+            queries = script.real_queries(args)
+            try:
+                half = f"{half}.float()"
+                script.assert_close(single, half, message, relative=0.1, l=queries)
+            except LawViolation:
+                if multiplies_noise(script, exact, single, half, dtype):
+                    reason = (
+                        f"tokens that are changed by 1 / {NOISE[dtype]} change it, too"
+                    )
+                    raise Excused(reason) from None
+                script.dtype = dtype
+                if mentions_float16(script) or not squares_overflow(script, args):
+                    raise
+                reason = "squares overflow in float16, which its code does not mention"
                 raise Excused(reason) from None
-            script.dtype = dtype
-            if mentions_float16(script) or not squares_overflow(script, args):
-                raise
-            reason = "squares overflow in float16, which its code does not mention"
-            raise Excused(reason) from None
     except ScriptError as failure:
         if not script.is_unsupported(failure):
             raise
-    finally:
-        script.dtype = usual
 
 
 @law
@@ -1096,12 +1084,10 @@ def dtype_and_device(script: Script) -> None:
     """
     of_ids = takes_ids(script.adapter.target)
     skip_unless(not of_ids, "its token ids have no dtype that its logits could have")
-    usual, insists = script.dtype, script.insist
-    others = (torch.float64, torch.float16, torch.bfloat16)
+    insists, others = script.insist, (torch.float64, torch.float16, torch.bfloat16)
     skip_where_refused(script, others)
-    try:
-        for dtype in (torch.float32, *others):
-            script.dtype = dtype
+    for dtype in (torch.float32, *others):
+        with script.using(dtype=dtype):
             refused, fits = [], False
             for allowed, mask in script.mask_cases():
                 if not assert_dtype_is_kept(script, allowed, mask):
@@ -1114,8 +1100,6 @@ def dtype_and_device(script: Script) -> None:
                     script.insist = True
                     assert_dtype_is_kept(script, allowed, mask)
                     script.insist = insists
-    finally:
-        script.dtype, script.insist = usual, insists
 
 
 def assert_dtype_is_kept(

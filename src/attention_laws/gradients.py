@@ -58,8 +58,7 @@ def gradients(script: Script) -> None:
     is_detached = not {"detach", "no_grad"}.isdisjoint(code)
     if "features" in script.adapter.designs and not script.insist:
         skip_unless(not is_detached, "its code detaches the scale of its features")
-    usual, script.dtype = script.dtype, torch.float64
-    try:
+    with script.using(dtype=torch.float64):
         for allowed, mask in script.mask_cases():
             script.restart()
             args = script.make_arguments(allowed, mask)
@@ -87,8 +86,6 @@ def gradients(script: Script) -> None:
         assert_single_query_matters(script)
         if script.adapter.fixed_length is None:
             assert_long_gradients_are_slopes(script)
-    finally:
-        script.dtype = usual
 
 
 def needs_float32(script: Script, allowed: Tensor, mask: MaskArgument | None) -> bool:
@@ -96,17 +93,17 @@ def needs_float32(script: Script, allowed: Tensor, mask: MaskArgument | None) ->
 
     A softmax in float32 makes the lowest number of float64 minus infinity.
     """
-    usual, are_finite = script.dtype, []
-    for script.dtype in (torch.float32, torch.float64):
-        script.restart()
-        args = script.make_arguments(allowed, mask)
-        for name in args.inputs:
-            script.exec_line(f"{name}.requires_grad_()")
-        output = script.call(args)
-        found = [script.gradient(output, name) for name in args.inputs]
-        claims = [script.evaluate(f"{grad}.isfinite().all()") for grad in found]
-        are_finite.append(all(claims))
-    script.dtype = usual
+    are_finite = []
+    for dtype in (torch.float32, torch.float64):
+        with script.using(dtype=dtype):
+            script.restart()
+            args = script.make_arguments(allowed, mask)
+            for name in args.inputs:
+                script.exec_line(f"{name}.requires_grad_()")
+            output = script.call(args)
+            found = [script.gradient(output, name) for name in args.inputs]
+            claims = [script.evaluate(f"{grad}.isfinite().all()") for grad in found]
+            are_finite.append(all(claims))
     return are_finite == [True, False]
 
 
@@ -333,22 +330,22 @@ def parameter_gradients(script: Script) -> None:
     named = structure.identifiers(adapter.target) & {"softmax"}
     is_reached = not named or "unnormalized" not in adapter.designs
     skip_unless(is_reached, "does not reach its softmax in a first call")
-    give_room(script)
-    try:
-        assert_gradients_arrive(script)
-    except LawViolation:
-        marks = [m for m in adapter.masks if m.kind.startswith(("attend", "additive"))]
-        trains = adapter.reproducible_training
-        if not (
-            any(do_gradients_arrive_with_marks(script, mask) for mask in marks)
-            or do_gradients_arrive(script, factor=0.3)
-            or (not trains and do_gradients_arrive(script, in_training=True))
-            or do_gradients_arrive_in_wide(script)
-            or do_gradients_arrive_in_long(script)
-            or do_gradients_arrive_in_parts(script)
-        ):
-            raise
-    script.adapter, script.sizes = adapter, sizes
+    marks = [m for m in adapter.masks if m.kind.startswith(("attend", "additive"))]
+    with script.using():  # whatever sizes it takes until all gradients arrive
+        give_room(script)
+        try:
+            assert_gradients_arrive(script)
+        except LawViolation:
+            trains = adapter.reproducible_training
+            if not (
+                any(do_gradients_arrive_with_marks(script, mask) for mask in marks)
+                or do_gradients_arrive(script, factor=0.3)
+                or (not trains and do_gradients_arrive(script, in_training=True))
+                or do_gradients_arrive_in_wide(script)
+                or do_gradients_arrive_in_long(script)
+                or do_gradients_arrive_in_parts(script)
+            ):
+                raise
     assert_no_head_is_zero(script)
     assert_scales_begin_within_limits(script)
     assert_gradients_are_finite_with_masks(script)
@@ -468,14 +465,10 @@ def do_gradients_arrive_in_wide(script: Script) -> bool:
     A part may be narrower than a head: behind a norm, two features are 1 and -1. Longer
     sums round to larger numbers: in float64, these are none.
     """
-    usual = script.sizes, script.dtype
     if script.adapter.fixed_size:
         return False
-    script.sizes = replace(script.sizes, d_k=4 * script.sizes.d_k)
-    script.dtype = torch.float64
-    arrive = do_gradients_arrive(script)
-    script.sizes, script.dtype = usual
-    return arrive
+    with script.using(dtype=torch.float64, d_k=4 * script.sizes.d_k):
+        return do_gradients_arrive(script)
 
 
 def do_gradients_arrive_in_long(script: Script) -> bool:
@@ -515,11 +508,9 @@ def do_gradients_arrive_in_parts(script: Script) -> bool:
     adapter = script.adapter
     if adapter.packing != "{0}[:, None]":
         return False
-    script.adapter = replace(adapter, packing="{0}.unflatten(1, (2, -1))")
-    script.sizes = replace(script.sizes, k_len=ENOUGH_TOKENS)
-    arrive = do_gradients_arrive(script)
-    script.adapter = adapter
-    return arrive
+    parts = replace(adapter, packing="{0}.unflatten(1, (2, -1))")
+    with script.using(parts, k_len=ENOUGH_TOKENS):
+        return do_gradients_arrive(script)
 
 
 def assert_gradients_arrive(

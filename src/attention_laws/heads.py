@@ -166,19 +166,18 @@ def assert_features_are_normalized(script: Script) -> bool:
 
     If it is over channels, these are normalized. Returns whether they are, by features.
     """
-    adapter, usual = script.adapter, script.sizes
+    adapter, sizes = script.adapter, script.sizes
     if not structure.identifiers(adapter.target) & {"normalize", "norm", "vector_norm"}:
         return False
     if adapter.fixed_length is not None:
         return False
-    script.sizes = replace(usual, q_len=TOKENS, k_len=TOKENS)
-    script.restart()
-    args = script.make_arguments()
-    with WeightsRecorder() as recorder:
-        script.call(args)
-    script.sizes = usual
-    width, heads = usual.d_k, usual.heads
-    is_known = len({width, heads, usual.batch_size, TOKENS}) == 4
+    with script.using(q_len=TOKENS, k_len=TOKENS):
+        script.restart()
+        args = script.make_arguments()
+        with WeightsRecorder() as recorder:
+            script.call(args)
+    width, heads = sizes.d_k, sizes.heads
+    is_known = len({width, heads, sizes.batch_size, TOKENS}) == 4
     over_keys = [w for w, dim in recorder.found if w.shape[dim] % TOKENS == 0]
     if not is_known:
         return False

@@ -147,7 +147,6 @@ def pixels_in_place(script: Script) -> None:
     skip_unless(bool(is_image), "takes no images")
     if kind == "image_channels_last":
         assert_ending_is_transposed(script)
-        script.adapter = adapter
     shapes = [(3, 5), *IMAGES, (5, 5)]  # the last for pairs of tokens
     if adapter.fixed_length is not None:
         frames, shapes = 1, [adapter.grid(adapter.fixed_length)]
@@ -195,17 +194,19 @@ def assert_ending_is_transposed(script: Script) -> None:
     for name, parameter in inspect.signature(adapter.target).parameters.items():
         if not NODES_PATTERN.fullmatch(name) or type(parameter.default) is not bool:
             continue
-        script.sizes = replace(script.sizes, batch_size=2, q_len=25, k_len=side**2)
-        script.adapter = replace(adapter, image_height=side)
-        script.restart()
-        args = script.make_arguments()
-        other = {**adapter.init_args, name: repr(not parameter.default)}
-        script.build_other("other", other)
-        back = f".unflatten(1, ({side}, {side})).transpose(1, 2).flatten(1, 2)"
-        pairs = script.assign("pairs", args.inputs[0] + back)
-        seen = script.call(replace(args, inputs=(pairs,)), function="other")
-        message = f"{{place}} of transposed pairs differs with `{name}={other[name]}`"
-        script.assert_close(script.call(args), f"{seen}{back}", message)
+        square = replace(adapter, image_height=side)
+        with script.using(square, batch_size=2, q_len=side**2, k_len=side**2):
+            script.restart()
+            args = script.make_arguments()
+            other = {**adapter.init_args, name: repr(not parameter.default)}
+            script.build_other("other", other)
+            back = f".unflatten(1, ({side}, {side})).transpose(1, 2).flatten(1, 2)"
+            pairs = script.assign("pairs", args.inputs[0] + back)
+            seen = script.call(replace(args, inputs=(pairs,)), function="other")
+            message = (
+                f"{{place}} of transposed pairs differs with `{name}={other[name]}`"
+            )
+            script.assert_close(script.call(args), f"{seen}{back}", message)
 
 
 @law(slow=True, assumes="selection sampling")
@@ -461,11 +462,11 @@ def sampling_offsets(script: Script) -> None:
         given = {points[0]: place}
         if shapes:
             given[shapes[0]] = f"[({rows}, {columns})]" if is_list else sides
+        packing = adapter.packing
         if of_list:
-            packing = adapter.packing.replace("(1, -1)", f"({rows}, {columns})")
-            script.adapter = replace(adapter, packing=packing)
-        outputs.append(script.call(replace(args, inputs=(query, whole)), **given))
-    script.adapter = adapter
+            packing = packing.replace("(1, -1)", f"({rows}, {columns})")
+        with script.using(replace(adapter, packing=packing)):
+            outputs.append(script.call(replace(args, inputs=(query, whole)), **given))
     square, larger, *others = outputs
     is_of_pixels = f"torch.allclose({square}, {larger}, atol=1e-4)"
     skip_unless(script.evaluate(is_of_pixels), "its offsets are not counted in pixels")
@@ -567,28 +568,31 @@ def assert_frames_are_in_no_order(script: Script) -> None:
 def assert_one_is_as_many(script: Script, along: int, what: str) -> None:
     """If two, three and four equal rows give the same, one of them gives it, too."""
     usual, axis, outputs = script.adapter, script.adapter.layout.index("l"), []
-    script.sizes = replace(script.sizes, batch_size=1, q_len=ROW, k_len=ROW)
-    script.restart()
-    args = script.make_arguments()
-    with script.attempt():
-        for count in (2, 3, 4, 1):
-            shape = [(count, ROW), (ROW, count)][along]
-            script.adapter = replace(usual, image_height=shape[0], fixed_length=None)
-            row = [(1, ROW), (ROW, 1)][along]
-            line = f"{args.inputs[0]}.unflatten({axis}, {row})"
-            repeated = f"{line}.repeat_interleave({count}, {axis + along})"
-            pixels = script.assign("x", f"{repeated}.flatten({axis}, {axis + 1})")
-            allowed = script.all_allowed(count * ROW, count * ROW)
-            given = replace(args, inputs=(pixels,), allowed=allowed)
-            image = f"{script.call(given)}.unflatten({axis}, {shape})"
-            outputs.append(script.assign("y", f"{image}.select({axis + along}, 0)"))
-        two, three, four, one = outputs
-        script.adapter = replace(usual, image_height=0, fixed_length=None)
-        pairs = (f"torch.allclose({two}, {each}, atol=1e-4)" for each in (three, four))
-        if all(map(script.evaluate, pairs)):
-            message = f"{{place}} of several equal {what} differs from that of one"
-            script.assert_close(two, one, message)
-    script.adapter = usual
+    with script.using(batch_size=1, q_len=ROW, k_len=ROW):
+        script.restart()
+        args = script.make_arguments()
+        with script.attempt():
+            for count in (2, 3, 4, 1):
+                shape = [(count, ROW), (ROW, count)][along]
+                script.adapter = replace(
+                    usual, image_height=shape[0], fixed_length=None
+                )
+                row = [(1, ROW), (ROW, 1)][along]
+                line = f"{args.inputs[0]}.unflatten({axis}, {row})"
+                repeated = f"{line}.repeat_interleave({count}, {axis + along})"
+                pixels = script.assign("x", f"{repeated}.flatten({axis}, {axis + 1})")
+                allowed = script.all_allowed(count * ROW, count * ROW)
+                given = replace(args, inputs=(pixels,), allowed=allowed)
+                image = f"{script.call(given)}.unflatten({axis}, {shape})"
+                outputs.append(script.assign("y", f"{image}.select({axis + along}, 0)"))
+            two, three, four, one = outputs
+            script.adapter = replace(usual, image_height=0, fixed_length=None)
+            pairs = (
+                f"torch.allclose({two}, {each}, atol=1e-4)" for each in (three, four)
+            )
+            if all(map(script.evaluate, pairs)):
+                message = f"{{place}} of several equal {what} differs from that of one"
+                script.assert_close(two, one, message)
 
 
 def skip_unless_pixels_have_outputs(script: Script) -> None:

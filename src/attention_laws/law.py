@@ -73,13 +73,18 @@ class ScriptError(Exception):
     """A line of a script raised an exception, which is stored as `error`."""
 
     def __init__(
-        self, error: Exception, is_call: bool = True, succeeded_before: bool = False
+        self,
+        error: Exception,
+        is_call: bool = True,
+        succeeded_before: bool = False,
+        batch_size: int = 0,
     ) -> None:
         super().__init__(f"{type(error).__name__}: {first_line(error)}")
         self.error = error
         self.is_call = is_call  # whether it called the attention, not a helper
         # Whether the same call succeeded in another mode.
         self.succeeded_before = succeeded_before
+        self.batch_size = batch_size
 
 
 def first_line(error: Exception) -> str:
@@ -116,15 +121,19 @@ class LawViolation(Exception):  # noqa: N818
     """
 
     def __init__(
-        self, message: str, difference: float, tolerance: float, code: str
+        self,
+        message: str,
+        difference: float,
+        tolerance: float,
+        code: str,
+        sizes: "Sizes | None" = None,
     ) -> None:
         super().__init__(message)
         self.message = message
         self.difference = difference
         self.tolerance = tolerance
         self.code = code
-        # Set by the checker: a law may have changed the sizes that it was given.
-        self.sizes: Sizes | None = None
+        self.sizes = sizes  # a law may use others than it was given
 
 
 @overload

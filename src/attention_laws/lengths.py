@@ -106,24 +106,25 @@ def long_sequences(script: Script) -> None:
 
 def assert_last_queries_stay_last(script: Script) -> None:
     """If a causal mask counts two queries from the last key, it counts many so, too."""
-    adapter, usual = script.adapter, script.sizes
+    adapter = script.adapter
     if adapter.single_input or not adapter.causal or adapter.mixes_queries:
         return
     for q_len, k_len in ((2, 5), (70, 90), (150, 270)):
-        script.sizes = replace(usual, q_len=k_len, k_len=k_len)
-        script.restart()
-        with script.attempt():  # it may need as many queries as keys
-            args = script.make_arguments(script.all_allowed(k_len, k_len))
-            last = adapter.index(l=slice(k_len - q_len, None))
-            whole = script.assign("y", f"{script.call(args)}{last}")
-            query = script.assign("query", f"{args.inputs[0]}{last}")
-            seen = script.call(replace(args, inputs=(query, *args.inputs[1:])))
-            is_last = script.evaluate(f"torch.allclose({whole}, {seen}, atol=1e-4)")
-            if k_len == 5 and not is_last:
-                break
-            message = f"{{place}} of the last {q_len} differs from that among {k_len}"
-            script.assert_close(whole, seen, message)
-    script.sizes = usual
+        with script.using(q_len=k_len, k_len=k_len):
+            script.restart()
+            with script.attempt():  # it may need as many queries as keys
+                args = script.make_arguments(script.all_allowed(k_len, k_len))
+                last = adapter.index(l=slice(k_len - q_len, None))
+                whole = script.assign("y", f"{script.call(args)}{last}")
+                query = script.assign("query", f"{args.inputs[0]}{last}")
+                seen = script.call(replace(args, inputs=(query, *args.inputs[1:])))
+                is_last = script.evaluate(f"torch.allclose({whole}, {seen}, atol=1e-4)")
+                if k_len == 5 and not is_last:
+                    break
+                message = (
+                    f"{{place}} of the last {q_len} differs from that among {k_len}"
+                )
+                script.assert_close(whole, seen, message)
 
 
 def assert_first_blocks_may_be_hidden(script: Script) -> None:
@@ -131,22 +132,22 @@ def assert_first_blocks_may_be_hidden(script: Script) -> None:
 
     Of a block without keys, the largest score is minus infinity, and NaN if subtracted.
     """
-    usual, adapter = script.sizes, script.adapter
-    length = 150
+    adapter, length = script.adapter, 150
     q_len = length if adapter.single_input else 3
-    script.sizes = replace(usual, batch_size=2, q_len=q_len, k_len=length)
-    allowed = script.all_allowed()
-    allowed[:, : 2 * BLOCK, 0] = False
-    masks = () if documented.pads_right(adapter.target) else script.masks_for(allowed)
-    for mask in masks:
-        script.restart()
-        with script.attempt():  # it may take shorter sequences only
-            args = script.make_arguments(allowed, mask)
-            index = adapter.index(l=script.real_queries(args))
-            output = script.assign("y", f"{script.call(args)}{index}")
-            message = f"with {2 * BLOCK} hidden keys in front, the output is NaN"
-            script.assert_finite(output, message)
-    script.sizes = usual
+    with script.using(batch_size=2, q_len=q_len, k_len=length):
+        allowed = script.all_allowed()
+        allowed[:, : 2 * BLOCK, 0] = False
+        masks = (
+            () if documented.pads_right(adapter.target) else script.masks_for(allowed)
+        )
+        for mask in masks:
+            script.restart()
+            with script.attempt():  # it may take shorter sequences only
+                args = script.make_arguments(allowed, mask)
+                index = adapter.index(l=script.real_queries(args))
+                output = script.assign("y", f"{script.call(args)}{index}")
+                message = f"with {2 * BLOCK} hidden keys in front, the output is NaN"
+                script.assert_finite(output, message)
 
 
 def assert_sums_are_exact(script: Script) -> None:
@@ -442,18 +443,19 @@ def assert_contexts_agree(script: Script, args: CallArguments) -> None:
     What else is given, such as a bias of pairs, is the same for all tokens in other
     laws. A path for inference may take one part of it for all blocks.
     """
-    usual, length = script.sizes, len(args.allowed)
-    script.sizes = replace(usual, q_len=length, k_len=length)
-    for argument in script.adapter.extra_args:
-        for given in own_tensors(script, argument):
-            with script.attempt():  # its values may have a meaning
-                more = {argument: given}
-                whole = script.call(args, **more)
-                others = call_without_gradients(script, args, **more)
-                for context, other in others.items():
-                    message = f"{{place}} of a long sequence differs under {context}"
-                    script.assert_close(whole, other, message)
-    script.sizes = usual
+    length = len(args.allowed)
+    with script.using(q_len=length, k_len=length):
+        for argument in script.adapter.extra_args:
+            for given in own_tensors(script, argument):
+                with script.attempt():  # its values may have a meaning
+                    more = {argument: given}
+                    whole = script.call(args, **more)
+                    others = call_without_gradients(script, args, **more)
+                    for context, other in others.items():
+                        message = (
+                            f"{{place}} of a long sequence differs under {context}"
+                        )
+                        script.assert_close(whole, other, message)
 
 
 def rounding(script: Script) -> float:

@@ -239,24 +239,23 @@ def assert_second_image_replaces_first(script: Script, name: str) -> None:
 
     The input, which has an axis of one image beside that of its pixels, is made two.
     """
-    usual = script.adapter, script.sizes
-    script.adapter = replace(usual[0], packing="{0}.unflatten(1, (2, -1))")
-    script.sizes = replace(usual[1], q_len=6, k_len=6)
-    script.restart()
-    with script.attempt():  # its second axis may be another one
-        args = script.make_arguments()
-        items = f".expand({script.sizes.batch_size}, -1){script.to_device()}"
-        text = f"torch.tensor([{[False, True, False, False, True, False]}]){items}"
-        given = {name: script.assign("marks", text)}
-        before = script.call(args, **given)
-        after = script.call(script.perturb(args, l=slice(3, None)), **given)
-        message = f"{{place}} depends on an image, whose mark in `{name}` is later"
-        script.assert_close(before, after, message, l=slice(0, 4))
-        if documented.sees_last_image(usual[0].target):
-            after = script.call(script.perturb(args, l=slice(0, 3)), **given)
-            message = "{place} depends on an image before the most recent one"
-            script.assert_close(before, after, message, l=slice(5, None))
-    script.adapter, script.sizes = usual
+    adapter = script.adapter
+    two = replace(adapter, packing="{0}.unflatten(1, (2, -1))")
+    with script.using(two, q_len=6, k_len=6):
+        script.restart()
+        with script.attempt():  # its second axis may be another one
+            args = script.make_arguments()
+            items = f".expand({script.sizes.batch_size}, -1){script.to_device()}"
+            text = f"torch.tensor([{[False, True, False, False, True, False]}]){items}"
+            given = {name: script.assign("marks", text)}
+            before = script.call(args, **given)
+            after = script.call(script.perturb(args, l=slice(3, None)), **given)
+            message = f"{{place}} depends on an image, whose mark in `{name}` is later"
+            script.assert_close(before, after, message, l=slice(0, 4))
+            if documented.sees_last_image(adapter.target):
+                after = script.call(script.perturb(args, l=slice(0, 3)), **given)
+                message = "{place} depends on an image before the most recent one"
+                script.assert_close(before, after, message, l=slice(5, None))
 
 
 # Rows and columns of images, and the pixels that are hidden in them: single ones, those
@@ -276,35 +275,34 @@ def assert_hidden_pixels_are_unseen(script: Script) -> bool:
 
     Nor does it hide any of another batch item. Return whether a mask was tested.
     """
-    adapter, usual, is_tested = script.adapter, script.sizes, False
+    adapter, is_tested = script.adapter, False
     is_image = adapter.image.startswith("image") and adapter.single_input
     if not is_image or adapter.fixed_length is not None:
         return False
     for (rows, columns), hidden in HIDDEN_PIXELS:
         number = rows * columns
-        script.sizes = replace(script.sizes, batch_size=2, q_len=number, k_len=number)
-        script.adapter = replace(adapter, image_height=rows)
-        allowed = script.all_allowed()
-        allowed[:, hidden, 0] = False
-        visible = [n for n in range(number) if n not in hidden]
-        for mask in script.masks_for(allowed):
-            script.restart()
-            args = script.make_arguments(allowed, mask)
-            with script.attempt():  # it may take no such image
-                before = script.call(args)
-                after = script.call(script.perturb(args, l=hidden, b=slice(0, 1)))
-                message = (
-                    f"{{place}} depends on hidden pixels {hidden} of an image of "
-                    f"{rows} x {columns} pixels"
-                )
-                queries = [0] if adapter.is_pooled else visible
-                script.assert_close(before, after, message, l=queries)
-                all_visible = script.encode_mask(torch.ones_like(allowed), mask)
-                other = script.call(replace(args, mask=all_visible))
-                message = "{place} depends on the mask of another batch item"
-                script.assert_close(other, before, message, b=slice(1, None))
-                is_tested = True
-    script.adapter, script.sizes = adapter, usual
+        image = replace(adapter, image_height=rows)
+        with script.using(image, batch_size=2, q_len=number, k_len=number):
+            allowed = script.all_allowed()
+            allowed[:, hidden, 0] = False
+            visible = [n for n in range(number) if n not in hidden]
+            for mask in script.masks_for(allowed):
+                script.restart()
+                args = script.make_arguments(allowed, mask)
+                with script.attempt():  # it may take no such image
+                    before = script.call(args)
+                    after = script.call(script.perturb(args, l=hidden, b=slice(0, 1)))
+                    message = (
+                        f"{{place}} depends on hidden pixels {hidden} of an image of "
+                        f"{rows} x {columns} pixels"
+                    )
+                    queries = [0] if adapter.is_pooled else visible
+                    script.assert_close(before, after, message, l=queries)
+                    all_visible = script.encode_mask(torch.ones_like(allowed), mask)
+                    other = script.call(replace(args, mask=all_visible))
+                    message = "{place} depends on the mask of another batch item"
+                    script.assert_close(other, before, message, b=slice(1, None))
+                    is_tested = True
     return is_tested
 
 
@@ -314,32 +312,31 @@ MASKED_KEYS = 7
 
 def assert_padding_has_no_weight(script: Script) -> None:
     """Scores of minus infinity for padded keys, in each softmax, change no output."""
-    adapter, usual = script.adapter, script.sizes
+    adapter = script.adapter
     if adapter.fixed_length is not None:
         return
     q_len = MASKED_KEYS if adapter.single_input or adapter.causal else 5
-    script.sizes = replace(usual, q_len=q_len, k_len=MASKED_KEYS)
-    for hidden in ([0, 1], [MASKED_KEYS - 2, MASKED_KEYS - 1]):
-        queries = [0] if adapter.is_pooled else [*range(q_len)]
-        if adapter.queries_are_keys:
-            queries = [query for query in queries if query not in hidden]
-        for allowed, mask in script.padding_cases(slice(hidden[0], hidden[-1] + 1)):
-            script.restart()
-            args = script.make_arguments(allowed, mask)
-            seeing = args.allowed[:, :, 0].any(dim=1)
-            compared = [n for n in queries if seeing[n] or adapter.is_pooled]
-            with script.attempt():  # there may be a limit of the length
-                before = script.call(args)
-                call = f"lambda: {script.call_source(args)}"
-                text = f"without_keys({call}, {hidden}, {MASKED_KEYS})"
-                after = script.assign_output(text, args)
-                message = (
-                    f"padded keys {hidden} have a part of the weights: {{place}} "
-                    f"changes if their scores are minus infinity"
-                )
-                first = slice(0, 1)
-                script.assert_close(before, after, message, l=compared, b=first)
-    script.sizes = usual
+    with script.using(q_len=q_len, k_len=MASKED_KEYS):
+        for hidden in ([0, 1], [MASKED_KEYS - 2, MASKED_KEYS - 1]):
+            queries = [0] if adapter.is_pooled else [*range(q_len)]
+            if adapter.queries_are_keys:
+                queries = [query for query in queries if query not in hidden]
+            for allowed, mask in script.padding_cases(slice(hidden[0], hidden[-1] + 1)):
+                script.restart()
+                args = script.make_arguments(allowed, mask)
+                seeing = args.allowed[:, :, 0].any(dim=1)
+                compared = [n for n in queries if seeing[n] or adapter.is_pooled]
+                with script.attempt():  # there may be a limit of the length
+                    before = script.call(args)
+                    call = f"lambda: {script.call_source(args)}"
+                    text = f"without_keys({call}, {hidden}, {MASKED_KEYS})"
+                    after = script.assign_output(text, args)
+                    message = (
+                        f"padded keys {hidden} have a part of the weights: {{place}} "
+                        f"changes if their scores are minus infinity"
+                    )
+                    first = slice(0, 1)
+                    script.assert_close(before, after, message, l=compared, b=first)
 
 
 @law(strict=True)
@@ -440,25 +437,24 @@ def assert_mask_moves_no_query(script: Script) -> None:
 
     A mask that replaces the causal one changes the output for equal lengths, too.
     """
-    usual, k_len = script.sizes, script.sizes.k_len
+    k_len = script.sizes.k_len
     for mask in script.adapter.masks:
         for q_len in (k_len, 1 + k_len // 2):
-            script.sizes = replace(usual, q_len=q_len)
-            script.restart()
-            args = script.make_arguments()
-            try:
-                without = script.call(args)
-                encoded = script.encode_mask(script.all_allowed(), mask)
-                masked = script.call(replace(args, mask=encoded))
-            except ScriptError:
-                break  # there may have to be as many queries as keys
-            if q_len == k_len:
-                if not script.evaluate(f"torch.allclose({without}, {masked})"):
-                    break
-                continue
-            message = f"{{place}} changes with a `{mask.name}` that hides nothing"
-            script.assert_close(without, masked, message)
-    script.sizes = usual
+            with script.using(q_len=q_len):
+                script.restart()
+                args = script.make_arguments()
+                try:
+                    without = script.call(args)
+                    encoded = script.encode_mask(script.all_allowed(), mask)
+                    masked = script.call(replace(args, mask=encoded))
+                except ScriptError:
+                    break  # there may have to be as many queries as keys
+                if q_len == k_len:
+                    if not script.evaluate(f"torch.allclose({without}, {masked})"):
+                        break
+                    continue
+                message = f"{{place}} changes with a `{mask.name}` that hides nothing"
+                script.assert_close(without, masked, message)
 
 
 @law(slow=True)
@@ -640,15 +636,13 @@ def assert_single_hidden_key_is_unseen(
     script: Script, mask: MaskArgument | None
 ) -> None:
     """A path of its own for a single key uses the mask, too."""
-    usual = script.sizes
-    q_len = 1 if script.adapter.single_input else usual.q_len
-    script.sizes = replace(usual, q_len=q_len, k_len=1)
-    allowed = script.all_allowed(q_len)
-    allowed[..., 0] = False
-    script.restart()
-    with script.attempt():  # it may take one length only
-        assert_hidden_keys_are_unseen(script, script.make_arguments(allowed, mask))
-    script.sizes = usual
+    q_len = 1 if script.adapter.single_input else script.sizes.q_len
+    with script.using(q_len=q_len, k_len=1):
+        allowed = script.all_allowed(q_len)
+        allowed[..., 0] = False
+        script.restart()
+        with script.attempt():  # it may take one length only
+            assert_hidden_keys_are_unseen(script, script.make_arguments(allowed, mask))
 
 
 def assert_finite_in_half(
@@ -658,23 +652,24 @@ def assert_finite_in_half(
 
     An additive mask of its least number may overflow.
     """
-    usual, script.dtype = script.dtype, torch.float16
-    for mask in masks:
-        if mask is None or mask.kind.startswith("additive"):
-            continue
-        script.restart()
-        try:
-            output = script.call(script.make_arguments(allowed, mask))
-        except ScriptError:
-            continue  # the laws of half precision report it
-        message = "the output of a fully masked row is NaN or infinite in float16"
-        try:
-            script.assert_finite(output, message)
-        except LawViolation:
-            reason = "a fully masked row gives NaN in float16; to insist, use `only`"
-            skip_unless(script.insist, reason)
-            raise
-    script.dtype = usual
+    with script.using(dtype=torch.float16):
+        for mask in masks:
+            if mask is None or mask.kind.startswith("additive"):
+                continue
+            script.restart()
+            try:
+                output = script.call(script.make_arguments(allowed, mask))
+            except ScriptError:
+                continue  # the laws of half precision report it
+            message = "the output of a fully masked row is NaN or infinite in float16"
+            try:
+                script.assert_finite(output, message)
+            except LawViolation:
+                reason = (
+                    "a fully masked row gives NaN in float16; to insist, use `only`"
+                )
+                skip_unless(script.insist, reason)
+                raise
 
 
 def assert_hidden_keys_are_unseen(script: Script, args: CallArguments) -> None:

@@ -21,8 +21,10 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
 
+from torch import Tensor
+
 from attention_laws import documented, names
-from attention_laws.adapter import Adapter
+from attention_laws.adapter import Adapter, MaskArgument
 from attention_laws.algebra import record_weights, rows_sum_to_one
 from attention_laws.batch import batch_independence
 from attention_laws.decoding import LEFT_PATTERN, decode_with_cache
@@ -125,30 +127,25 @@ def constructor_options(script: Script) -> None:
     caps = [*options_with_arguments(adapter, caps_of)]
     found = options, chunks, setters, choices, numbers, limits, flags, caps
     skip_unless(any(found), "its constructor has no option that is off")
-    usual = adapter, script.sizes
     for name, value, init_args in options:
-        script.sizes = usual[1]
-        script.adapter = replace(adapter, init_args=init_args)
-        with named_option(name, value):
+        chosen = replace(adapter, init_args=init_args)
+        with script.using(chosen), named_option(name, value):
             assert_option_acts_alike(script, name, value, adapter)
-    script.adapter, script.sizes = usual
     if chunks:
         assert_chunks_change_nothing(script, chunks)
-        script.adapter = in_chunks(adapter, dict.fromkeys(chunks, 1), of_call=False)
-        with suppress(ScriptError):  # each chunk has dropout masks of its own
+        one = in_chunks(adapter, dict.fromkeys(chunks, 1), of_call=False)
+        # Each chunk has dropout masks of its own.
+        with script.using(one), suppress(ScriptError):
             run_if_it_applies(dropout, script)
             run_if_it_applies(eval_matches_train, script)
-        script.adapter, script.sizes = usual
     for name, _value, init_args in caps:
-        script.adapter, script.sizes = replace(adapter, init_args=init_args), usual[1]
-        with script.attempt():  # it may need another option
+        # It may need another option.
+        with script.using(replace(adapter, init_args=init_args)), script.attempt():
             assert_cap_is_reached(script, name)
-    script.adapter, script.sizes = usual
     for name, _value, init_args in limits:
-        script.adapter, script.sizes = replace(adapter, init_args=init_args), usual[1]
-        with script.attempt():  # it may need another option
+        # It may need another option.
+        with script.using(replace(adapter, init_args=init_args)), script.attempt():
             assert_less_context_sees_less(script, name)
-    script.adapter, script.sizes = usual
     for name in flags if adapter.reproducible_training else []:
         with script.attempt():  # it may need another option
             assert_checkpoint_changes_nothing(script, name)
@@ -157,11 +154,9 @@ def constructor_options(script: Script) -> None:
         if script.evaluate("clear_caches(attention)"):
             assert_instances_share_nothing(script)
     for name, value, init_args in choices:
-        script.sizes = usual[1]
         with suppress(ScriptError):  # it may need a package that is not installed
             assert_choice_changes_nothing(script, name, value, init_args)
     for call in setters:
-        script.sizes = usual[1]
         with suppress(ScriptError):  # it may need a package that is not installed
             assert_setter_changes_nothing(script, call)
 
@@ -179,7 +174,7 @@ def call_options(script: Script) -> None:
     the lengths of queries and keys: where the last chunks end, keys are left out by
     mistake.
     """
-    adapter, sizes = script.adapter, script.sizes
+    adapter = script.adapter
     known = {*adapter.inputs, *adapter.call_args, *adapter.extra_args}
     known |= {*adapter.position_args, *(mask.name for mask in adapter.masks)}
     given = dict.fromkeys(known, "")
@@ -190,12 +185,11 @@ def call_options(script: Script) -> None:
     skip_unless(options or chunks, "its call has no option that is off")
     for name, value in options[:MOST_OPTIONS]:
         more = {**adapter.call_args, name: ast.literal_eval(value)}
-        script.adapter, script.sizes = replace(adapter, call_args=more), sizes
-        with named_option(name, value):
+        chosen = replace(adapter, call_args=more)
+        with script.using(chosen), named_option(name, value):
             for each in (batch_independence, padding, longer_padding, rows_sum_to_one):
                 run_if_it_applies(each, script)
             assert_last_query_alone(script, adapter)
-    script.adapter, script.sizes = adapter, sizes
     if chunks:
         assert_chunks_change_nothing(script, chunks, of_call=True)
 
@@ -208,20 +202,23 @@ def assert_last_query_alone(script: Script, without: Adapter) -> None:
     adapter = script.adapter
     if adapter.single_input or not adapter.causal or adapter.mixes_queries:
         return
-    usual, last = script.sizes, adapter.index(l=slice(TOKENS - 1, None))
-    script.sizes = replace(usual, q_len=TOKENS, k_len=TOKENS)
-    for script.adapter in (without, adapter):
-        script.restart()
-        with script.attempt():  # it may need as many queries as keys
-            args = script.make_arguments()
-            whole = script.assign("y", f"{script.call(args)}{last}")
-            query = script.assign("query", f"{args.inputs[0]}{last}")
-            alone = script.call(replace(args, inputs=(query, *args.inputs[1:])))
-            is_alike = script.evaluate(f"torch.allclose({whole}, {alone}, atol=1e-4)")
-            if script.adapter is without and not is_alike:
-                break
-            script.assert_close(whole, alone, "{place} differs if the query is alone")
-    script.adapter, script.sizes = adapter, usual
+    last = adapter.index(l=slice(TOKENS - 1, None))
+    for each in (without, adapter):
+        with script.using(each, q_len=TOKENS, k_len=TOKENS):
+            script.restart()
+            with script.attempt():  # it may need as many queries as keys
+                args = script.make_arguments()
+                whole = script.assign("y", f"{script.call(args)}{last}")
+                query = script.assign("query", f"{args.inputs[0]}{last}")
+                alone = script.call(replace(args, inputs=(query, *args.inputs[1:])))
+                is_alike = script.evaluate(
+                    f"torch.allclose({whole}, {alone}, atol=1e-4)"
+                )
+                if each is without and not is_alike:
+                    break
+                script.assert_close(
+                    whole, alone, "{place} differs if the query is alone"
+                )
 
 
 @contextmanager
@@ -236,9 +233,8 @@ def named_option(name: str, value: str) -> Iterator[None]:
         if violation.difference == math.inf:
             return  # NaN, as with masks that the option is not meant for
         message = f"with `{name}={value}`, {violation.message}"
-        raise LawViolation(
-            message, violation.difference, violation.tolerance, violation.code
-        ) from None
+        numbers = violation.difference, violation.tolerance
+        raise LawViolation(message, *numbers, violation.code, violation.sizes) from None
     except ScriptError:
         pass
 
@@ -451,8 +447,7 @@ def assert_instances_share_nothing(script: Script) -> None:
 
     Their options differ: words are others, windows small and numbers halves.
     """
-    adapter, usual = script.adapter, script.sizes
-    script.sizes = replace(usual, q_len=TOKENS, k_len=TOKENS)
+    adapter = script.adapter
     args_of = partial(options_with_arguments, adapter)
     windows = {
         name: value
@@ -462,7 +457,8 @@ def assert_instances_share_nothing(script: Script) -> None:
     finders = named_choices_of, numbers_of, options_of
     options = chain.from_iterable(map(args_of, finders))
     for name, value, init_args in islice(options, MOST_OPTIONS):
-        with script.attempt():  # it may need another option
+        # It may need another option.
+        with script.using(q_len=TOKENS, k_len=TOKENS), script.attempt():
             script.restart()
             args = script.make_arguments()
             script.build_other("other", {**windows, **init_args})
@@ -476,7 +472,6 @@ def assert_instances_share_nothing(script: Script) -> None:
                 f"instance, without that option"
             )
             script.assert_close(expected, seen, message)
-    script.sizes = usual
 
 
 def chunk_sizes_of(
@@ -506,7 +501,7 @@ def assert_option_acts_alike(
     That of causality, too, if it is the option; `without` is the adapter without it. A
     sequence in pieces is compared if the option leaves the attention causal.
     """
-    adapter, usual = script.adapter, script.sizes
+    adapter = script.adapter
     laws = [eval_matches_train, batch_independence]
     if SCALE_PATTERN.fullmatch(name) or SOFTCAP_PATTERN.fullmatch(name):
         laws.append(half_precision)  # which may have a path of its own
@@ -530,13 +525,11 @@ def assert_option_acts_alike(
     elif name.startswith("shift") and (adapter.image or adapter.gets_sides):
         assert_no_shape_is_kept(script)
     for each in laws:
-        if each is relative_positions and not adapter.fixed_size:
-            script.sizes = replace(usual, d_k=ROTATED)
-        run_if_it_applies(each, script)
-        script.sizes = usual
+        is_wide = each is relative_positions and not adapter.fixed_size
+        with script.using(d_k=ROTATED if is_wide else script.sizes.d_k):
+            run_if_it_applies(each, script)
     if adapter.cache is not None and adapter.causal and stays_causal(script):
-        script.sizes = replace(usual, q_len=TOKENS, k_len=TOKENS)
-        with suppress(NotApplicable):
+        with script.using(q_len=TOKENS, k_len=TOKENS), suppress(NotApplicable):
             decode_with_cache(script, [3, 1, 1, 2])
 
 
@@ -567,51 +560,63 @@ def assert_chunks_change_nothing(
     Nor do they with masks, nor for other lengths of queries and keys. Otherwise the
     chunks are part of what is computed, in which batch items and queries are apart.
     """
-    adapter, usual = script.adapter, script.sizes
-    small, other = SMALL_CHUNKS
-    equal = dict.fromkeys(chunks, small)
-    variants = [equal, dict.fromkeys(chunks, other)]
-    variants += [{**equal, name: other} for name in chunks if len(chunks) > 1]
+    adapter = script.adapter
     many, few = CHUNKED_TOKENS, FEWER_TOKENS
     lengths = [(many, many)]
     if adapter.image.startswith("image"):
-        script.adapter = adapter = replace(adapter, image_height=many)
+        adapter = replace(adapter, image_height=many)
         lengths = [(many**2, many**2)]
     if not adapter.single_input:
         lengths += [(few, many), (many, few)]
     for q_len, k_len in lengths:
-        script.sizes = replace(usual, q_len=q_len, k_len=k_len)
-        cases = [*script.mask_cases()]
-        flags = (mask for mask in adapter.masks if mask.kind == "causal")
-        if q_len != k_len:
-            cases += [(script.all_allowed(), flag) for flag in flags]
-        for allowed, mask in cases:
-            with script.attempt():  # sizes may have to be equal
-                script.restart()
-                if mask is not None and mask.kind == "causal":
-                    args = replace(
-                        script.make_arguments(allowed), mask=(mask.name, "True")
-                    )
-                else:
-                    args = script.make_arguments(allowed, mask)
-                whole = script.call(args)
-                for sizes in variants:
-                    seen = call_in_chunks(script, args, sizes, of_call)
-                    if not seen:
+        with script.using(adapter, q_len=q_len, k_len=k_len):
+            cases = [*script.mask_cases()]
+            flags = (mask for mask in adapter.masks if mask.kind == "causal")
+            if q_len != k_len:
+                cases += [(script.all_allowed(), flag) for flag in flags]
+            for case in cases:
+                with script.attempt():  # sizes may have to be equal
+                    if not assert_case_in_chunks(script, chunks, of_call, *case):
                         return
-                    same = f"torch.allclose({whole}, {seen}, atol=1e-4, equal_nan=True)"
-                    is_first = sizes is equal and q_len == k_len and mask is None
-                    if is_first and not script.evaluate(same):
-                        script.adapter = in_chunks(adapter, sizes, of_call)
-                        with named_option(chunks[0], str(small)):
-                            run_if_it_applies(batch_independence, script)
-                            run_if_it_applies(query_independence, script)
-                        script.adapter, script.sizes = adapter, usual
-                        return
-                    text = ", ".join(f"{n}={size}" for n, size in sizes.items())
-                    message = f"{{place}} differs in chunks of `{text}`"
-                    script.assert_close(whole, seen, message)
-    script.sizes = usual
+
+
+def assert_case_in_chunks(
+    script: Script,
+    chunks: list[str],
+    of_call: bool,
+    allowed: Tensor,
+    mask: MaskArgument | None,
+) -> bool:
+    """With this mask, the sizes of chunks change nothing.
+
+    Returns False if the chunks are part of what is computed.
+    """
+    small, other = SMALL_CHUNKS
+    equal = dict.fromkeys(chunks, small)
+    variants = [equal, dict.fromkeys(chunks, other)]
+    variants += [{**equal, name: other} for name in chunks if len(chunks) > 1]
+    script.restart()
+    if mask is not None and mask.kind == "causal":
+        args = replace(script.make_arguments(allowed), mask=(mask.name, "True"))
+    else:
+        args = script.make_arguments(allowed, mask)
+    whole = script.call(args)
+    for sizes in variants:
+        seen = call_in_chunks(script, args, sizes, of_call)
+        if not seen:
+            return False
+        same = f"torch.allclose({whole}, {seen}, atol=1e-4, equal_nan=True)"
+        is_first = sizes is equal and script.sizes.q_len == script.sizes.k_len
+        if is_first and mask is None and not script.evaluate(same):
+            chunked = in_chunks(script.adapter, sizes, of_call)
+            with script.using(chunked), named_option(chunks[0], str(small)):
+                run_if_it_applies(batch_independence, script)
+                run_if_it_applies(query_independence, script)
+            return False
+        text = ", ".join(f"{n}={size}" for n, size in sizes.items())
+        message = f"{{place}} differs in chunks of `{text}`"
+        script.assert_close(whole, seen, message)
+    return True
 
 
 def in_chunks(adapter: Adapter, sizes: Mapping[str, int], of_call: bool) -> Adapter:
@@ -638,16 +643,16 @@ def assert_choice_changes_nothing(
     script: Script, name: str, value: str, init_args: dict[str, str]
 ) -> None:
     """Another implementation gives the same outputs, with each mask."""
-    script.sizes = replace(script.sizes, q_len=TOKENS, k_len=TOKENS)
-    for allowed, mask in script.mask_cases():
-        script.restart()
-        args = script.make_arguments(allowed, mask)
-        script.build_other("other", init_args)
-        if not script.evaluate("have_same_shapes(attention, other)"):
-            return
-        message = f"{{place}} differs if it is built with `{name}={value}`"
-        other = script.call(args, function="other")
-        script.assert_close(script.call(args), other, message)
+    with script.using(q_len=TOKENS, k_len=TOKENS):
+        for allowed, mask in script.mask_cases():
+            script.restart()
+            args = script.make_arguments(allowed, mask)
+            script.build_other("other", init_args)
+            if not script.evaluate("have_same_shapes(attention, other)"):
+                return
+            message = f"{{place}} differs if it is built with `{name}={value}`"
+            other = script.call(args, function="other")
+            script.assert_close(script.call(args), other, message)
 
 
 def assert_setter_changes_nothing(script: Script, call: str) -> None:

@@ -518,7 +518,7 @@ def sliding_window(script: Script) -> None:
 
 def assert_later_chunks_are_unseen(script: Script) -> None:
     """Where chunks on the left are counted, and none on the right, those are hidden."""
-    adapter, usual = script.adapter, script.sizes
+    adapter = script.adapter
     script.restart()
     size = structure.chunk_with_left_context(script.evaluate("attention"))
     names_of = names.parameters_by_name(adapter.target)
@@ -529,15 +529,13 @@ def assert_later_chunks_are_unseen(script: Script) -> None:
     if documented.gets_one_chunk(adapter.target):
         return  # whatever its length is
     length = 3 * size
-    script.sizes = replace(usual, batch_size=1, q_len=length, k_len=length)
-    with script.attempt():
+    with script.using(batch_size=1, q_len=length, k_len=length), script.attempt():
         script.restart()
         args = script.make_arguments(script.all_allowed(length, length))
         before = script.call(args)
         after = script.call(script.perturb(args, l=slice(size, None)))
         message = f"{{place}}, in the first chunk of {size}, depends on later ones"
         script.assert_close(before, after, message, l=slice(0, size))
-    script.sizes = usual
 
 
 def assert_sees_ahead(script: Script) -> None:
@@ -546,7 +544,7 @@ def assert_sees_ahead(script: Script) -> None:
     Nothing is tested in chunks, the last token of which sees fewer, or where several
     attentions, or a convolution, add up what they see.
     """
-    adapter, usual, ahead = script.adapter, script.sizes, 2
+    adapter, length, ahead = script.adapter, AHEAD_TOKENS, 2
     sizes = names.constructor_sizes(adapter.target, {})
     found = [*filter(names.AHEAD_PATTERN.fullmatch, sizes)]
     if not found or not adapter.single_input or adapter.image:
@@ -556,14 +554,14 @@ def assert_sees_ahead(script: Script) -> None:
         return
     for argument in found:
         init_args = {**adapter.init_args, argument: str(ahead)}
-        script.adapter = replace(adapter, init_args=init_args)
-        script.sizes = replace(usual, q_len=AHEAD_TOKENS, k_len=AHEAD_TOKENS)
-        with script.attempt():  # the argument may be of another kind
+        further = replace(adapter, init_args=init_args)
+        # The argument may be of another kind.
+        with script.using(further, q_len=length, k_len=length), script.attempt():
             script.restart()
-            args = script.make_arguments(script.all_allowed(AHEAD_TOKENS, AHEAD_TOKENS))
+            args = script.make_arguments(script.all_allowed(length, length))
             before = script.call(args)
             farthest = {}
-            for key in range(4, AHEAD_TOKENS):
+            for key in range(4, length):
                 after = script.call(script.perturb(args, l=slice(key, key + 1)))
                 changed = f"({after} != {before})"
                 others = tuple(
@@ -577,4 +575,3 @@ def assert_sees_ahead(script: Script) -> None:
             )
             if len(distances) == 1:
                 script.assert_true(f"{min(distances)} == {ahead}", message)
-    script.adapter, script.sizes = adapter, usual

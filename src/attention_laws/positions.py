@@ -473,9 +473,9 @@ def assert_each_axis_is_relative(script: Script) -> None:
 
     Such are the ids of texts with images and videos: of time, rows and columns.
     """
-    adapter, length, usual = script.adapter, max(4, script.sizes.k_len), script.sizes
+    adapter, length, d_k = script.adapter, max(4, script.sizes.k_len), script.sizes.d_k
     # A narrow head may have features of one axis only.
-    widths = [usual.d_k] if adapter.fixed_size else [usual.d_k, 16]
+    widths = [d_k] if adapter.fixed_size else [d_k, 16]
     number_and_axis = ((3, 0), (3, 1), (3, 2), (2, 0), (2, 1))
     stated = r"\(([23]), ?\w+, ?\w+\)"
     for name in filter(
@@ -484,8 +484,8 @@ def assert_each_axis_is_relative(script: Script) -> None:
         if not documented.says_of(adapter.target, name, stated):
             continue
         for d_k, (axes, axis) in itertools.product(widths, number_and_axis):
-            script.sizes = replace(usual, d_k=d_k)
-            with script.attempt():  # it may have another number of axes
+            # It may have another number of axes.
+            with script.using(d_k=d_k), script.attempt():
                 script.restart()
                 args = script.make_arguments(script.all_allowed(length, length))
                 tokens = f"torch.arange({length}){script.to_device()}"
@@ -499,7 +499,6 @@ def assert_each_axis_is_relative(script: Script) -> None:
                 message = f"{{place}} changes if axis {axis} of `{name}` is shifted"
                 relative = ratio_tolerance(script)
                 script.assert_close(before, after, message, relative=relative)
-    script.sizes = usual
 
 
 # How coordinates are moved, as source text; the second one is a rotation.
@@ -789,7 +788,7 @@ def assert_offsets_of_windows_used(script: Script) -> bool:
     Returns whether there is a table with a row for each offset in a window. If the
     strides of its axes are not the widths of those behind, two offsets share a row.
     """
-    adapter, sizes = script.adapter, script.sizes
+    adapter = script.adapter
     if not adapter.image or adapter.fixed_length is not None or not adapter.is_module:
         return False
     found = False
@@ -799,21 +798,19 @@ def assert_offsets_of_windows_used(script: Script) -> bool:
         if len(window) != adapter.image_axes:
             continue
         sides = [2 * side for side in window]
-        script.adapter = replace(
+        large = replace(
             adapter,
             image=adapter.image.replace("frames", "video"),
             video_frames=math.prod(sides[:-2]),
             image_height=sides[-2],
         )
-        length = math.prod(sides)
-        script.sizes = replace(sizes, batch_size=1, q_len=length, k_len=length)
-        with script.attempt():
+        n = math.prod(sides)
+        with script.using(large, batch_size=1, q_len=n, k_len=n), script.attempt():
             script.restart()
-            args = script.make_arguments(script.all_allowed(length, length))
+            args = script.make_arguments(script.all_allowed(n, n))
             rows = math.prod(2 * side - 1 for side in window)
             assert_all_rows_used(script, args, name, rows)
             found = True
-    script.adapter, script.sizes = adapter, sizes
     return found
 
 
@@ -1153,12 +1150,12 @@ def assert_bias_is_exact(script: Script) -> None:
     A bias by the distance is exact for near keys. One by the position grows with the
     length, is rounded, and is the same for several keys.
     """
-    usual, script.dtype = script.dtype, torch.bfloat16
+    script.sizes = replace(script.sizes, q_len=LONGEST, k_len=LONGEST)
     try:
-        script.sizes = replace(script.sizes, q_len=LONGEST, k_len=LONGEST)
-        script.restart()
-        args = script.make_arguments()
-        weights = record_weights(script, make_equal_tokens(script, args))
+        with script.using(dtype=torch.bfloat16):
+            script.restart()
+            args = script.make_arguments()
+            weights = record_weights(script, make_equal_tokens(script, args))
         if weights:
             logs = script.assign("logs", f"{weights}[:, -1, -12:].float().log()")
             steps = script.assign("steps", f"{logs}.diff(dim=-1)")
@@ -1171,8 +1168,6 @@ def assert_bias_is_exact(script: Script) -> None:
     except ScriptError as failure:
         if not script.is_unsupported(failure):
             raise
-    finally:
-        script.dtype = usual
 
 
 # The entries of all tensors that a call may compute: about a gigabyte in float32.

@@ -25,22 +25,20 @@ def rounds_with_buffers(script: Script, dtype: torch.dtype) -> bool:
     """
     if not script.adapter.is_module:
         return False
-    usual, script.dtype = script.dtype, torch.float32
     try:
-        script.restart()
-        script.exec_line(f"convert_buffers(attention, {dtype})")
-        script.exec_line("exact = copy.deepcopy(attention)")
-        script.exec_line("convert_buffers(exact, torch.float32)")
-        args = script.make_arguments()
-        with tools.MixedDtypes():
-            rounded = script.call(args)
-        exact = script.call(args, function="exact")
-        # Far above what the rounding of their results changes.
-        script.assert_close(exact, f"{rounded}.float()", "", relative=0.02)
+        with script.using(dtype=torch.float32):
+            script.restart()
+            script.exec_line(f"convert_buffers(attention, {dtype})")
+            script.exec_line("exact = copy.deepcopy(attention)")
+            script.exec_line("convert_buffers(exact, torch.float32)")
+            args = script.make_arguments()
+            with tools.MixedDtypes():
+                rounded = script.call(args)
+            exact = script.call(args, function="exact")
+            # Far above what the rounding of their results changes.
+            script.assert_close(exact, f"{rounded}.float()", "", relative=0.02)
     except LawViolation:
         return True
-    finally:
-        script.dtype = usual
     return False
 
 
@@ -53,14 +51,14 @@ def rounds_bias(script: Script, dtype: torch.dtype) -> bool:
     """
     if script.adapter.positions != "alibi" or counts_in_half(script, dtype):
         return False
-    usual, found = script.dtype, []
-    for script.dtype in (torch.float32, dtype):
-        script.restart()
-        args = script.make_arguments()
-        weights = record_weights(script, make_equal_tokens(script, args))
-        if weights:
-            found.append(script.evaluate(f"{weights}.detach().float()"))
-    script.dtype = usual
+    found = []
+    for each in (torch.float32, dtype):
+        with script.using(dtype=each):
+            script.restart()
+            args = script.make_arguments()
+            weights = record_weights(script, make_equal_tokens(script, args))
+            if weights:
+                found.append(script.evaluate(f"{weights}.detach().float()"))
     if len(found) < 2:
         return False
     # Smaller weights are not exact.
@@ -73,10 +71,9 @@ def rounds_bias(script: Script, dtype: torch.dtype) -> bool:
 
 def counts_in_half(script: Script, dtype: torch.dtype) -> bool:
     """Whether positions are counted in this dtype, so that neighbors have the same."""
-    usual, script.dtype = script.dtype, dtype
-    script.restart()
-    args = script.make_arguments()
-    with tools.Ranges() as ranges:
-        script.call(args)
-    script.dtype = usual
+    with script.using(dtype=dtype):
+        script.restart()
+        args = script.make_arguments()
+        with tools.Ranges() as ranges:
+            script.call(args)
     return bool(ranges.repeat)

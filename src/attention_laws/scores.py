@@ -139,7 +139,7 @@ def large_scores(script: Script) -> None:
     """
     assert_own_softmax_bears_large_scores(script)
     skip_if_for_float32(script)
-    usual, script.dtype = script.dtype, torch.float16
+    script.dtype = torch.float16
     is_exact = documented.has_exact_scores(script.adapter.target)
     is_safe = documented.overflows_nowhere(script.adapter.target)
     is_safe &= not (is_exact or script.adapter.fixed_size)
@@ -183,8 +183,6 @@ def large_scores(script: Script) -> None:
         if script.is_unsupported(failure):
             raise NotApplicable(f"float16 is not supported: {failure}") from failure
         raise
-    finally:
-        script.dtype = usual
 
 
 def assert_products_of_large_weights_are_finite(script: Script, largest: float) -> None:
@@ -225,8 +223,8 @@ def assert_own_softmax_bears_large_scores(script: Script) -> None:
     called = filter(SOFTMAX_PATTERN.fullmatch, functions.found)
     if {name.strip("_") for name in called} != {"exp"}:
         return
-    usual, script.dtype = script.dtype, torch.float64
-    with script.attempt():  # it may be for float32 only
+    # It may be for float32 only.
+    with script.using(dtype=torch.float64), script.attempt():
         script.restart()
         script.exec_line(f"scale_parameters(attention, {SCALE_OF_WEIGHTS})")
         args = script.make_arguments()
@@ -237,7 +235,6 @@ def assert_own_softmax_bears_large_scores(script: Script) -> None:
             others = [n for n in range(items) if n != item]
             after = script.call(script.perturb(args, b=others))
             script.assert_close(before, after, message, b=slice(item, item + 1))
-    script.dtype = usual
 
 
 def overflows_beside_scores(script: Script, args: CallArguments) -> bool:
@@ -259,13 +256,12 @@ def grows_with_scores(
     A mean of values doubles; the state of a recurrence, a sum of products, does not. A
     softmax gives a mean, with which a gate may be multiplied.
     """
-    usual, script.dtype = script.dtype, torch.float32
-    script.restart()
-    args = scale_to_large_scores(script, script.make_arguments(allowed, mask))
-    double = [script.assign(name, f"2 * {name}") for name in args.inputs]
-    with WeightsRecorder() as recorder:
-        outputs = script.call(args), script.call(replace(args, inputs=tuple(double)))
-    script.dtype = usual
+    with script.using(dtype=torch.float32):
+        script.restart()
+        args = scale_to_large_scores(script, script.make_arguments(allowed, mask))
+        double = tuple(script.assign(name, f"2 * {name}") for name in args.inputs)
+        with WeightsRecorder() as recorder:
+            outputs = [*map(script.call, (args, replace(args, inputs=double)))]
     one, two = (script.evaluate(f"{each}.abs().max()") for each in outputs)
     return not recorder.found and bool(two > 3 * one)
 

@@ -323,11 +323,9 @@ class Script:
 
         It has the same random weights as the first, as far as it has as many.
         """
-        usual = self.adapter
-        self.adapter = replace(usual, init_args=init_args)
-        self.exec_line(f"torch.manual_seed({self.seed})")
-        self.exec_line(f"{name} = {self.build_expression()}.eval()")
-        self.adapter = usual
+        with self.using(replace(self.adapter, init_args=init_args)):
+            self.exec_line(f"torch.manual_seed({self.seed})")
+            self.exec_line(f"{name} = {self.build_expression()}.eval()")
         self.exec_line(f"randomize_parameters({name})")
         self.exec_line(f"set_dropout({name}, 0.0)")
 
@@ -371,8 +369,9 @@ class Script:
             with checked():
                 exec(compile_line(line, "exec"), self.namespace)
         except Exception as error:
+            has_succeeded = program in self.succeeded
             raise ScriptError(
-                error, is_call, succeeded_before=program in self.succeeded
+                error, is_call, has_succeeded, self.sizes.batch_size
             ) from error
         self.succeeded |= {program} if is_call else set()
 
@@ -411,6 +410,26 @@ class Script:
         except ScriptError:
             del self.lines[length:]
             self.counters = counters
+
+    @contextmanager
+    def using(
+        self,
+        adapter: Adapter | None = None,
+        dtype: torch.dtype | None = None,
+        **sizes: int,
+    ) -> Iterator[None]:
+        """Another adapter or dtype, and other sizes, until the end of this block.
+
+        Then all of them are again what they were, also if the block sets others itself,
+        or raises.
+        """
+        usual = self.adapter, self.dtype, self.sizes
+        self.sizes = replace(self.sizes, **sizes)
+        self.adapter, self.dtype = adapter or self.adapter, dtype or self.dtype
+        try:
+            yield
+        finally:
+            self.adapter, self.dtype, self.sizes = usual
 
     # Inputs and masks
 
@@ -795,7 +814,7 @@ class Script:
     ) -> None:
         """Raise `LawViolation` with the program so far, and the claim that is false."""
         code = self.program(f"assert {claim}")
-        raise LawViolation(message, difference, tolerance, code)
+        raise LawViolation(message, difference, tolerance, code, self.sizes)
 
     def program(self, last_line: str = "") -> str:
         """The lines so far, as a program that runs on its own."""

@@ -164,21 +164,18 @@ def values_beside_sink(script: Script, layers: dict[str, str]) -> list[int]:
     With a sink, queries and keys have influence on the output of one token, too. With
     values of zero, what the last layer gets is zero.
     """
-    usual, layer = script.sizes, f"attention.get_submodule({layers['value']!r})"
-    width = usual.heads // script.adapter.group_size * usual.d_k
-    found: list[int] = []
-    script.sizes = replace(usual, q_len=1, k_len=1)
-    script.restart()
-    script.exec_line(f"layer = {layer}")
-    total = max(script.evaluate("layer.weight.shape"))
-    places = torch.arange(total)
-    thirds = places[-width:], places[:width], places[total // 3 :][:width]
-    of_heads = places.view(width // usual.d_k, -1)[:, -usual.d_k :]
-    for part in (*thirds, of_heads) if total in (2 * width, 3 * width) else ():
-        features = part.flatten().tolist()
-        context = call_with_values(script, features, 0, layers["out"])[1]
-        if script.evaluate(f"not {context}.any()"):
-            found = features
-            break
-    script.sizes = usual
-    return found
+    sizes, layer = script.sizes, f"attention.get_submodule({layers['value']!r})"
+    width = sizes.heads // script.adapter.group_size * sizes.d_k
+    with script.using(q_len=1, k_len=1):
+        script.restart()
+        script.exec_line(f"layer = {layer}")
+        total = max(script.evaluate("layer.weight.shape"))
+        places = torch.arange(total)
+        thirds = places[-width:], places[:width], places[total // 3 :][:width]
+        of_heads = places.view(width // sizes.d_k, -1)[:, -sizes.d_k :]
+        for part in (*thirds, of_heads) if total in (2 * width, 3 * width) else ():
+            features = part.flatten().tolist()
+            context = call_with_values(script, features, 0, layers["out"])[1]
+            if script.evaluate(f"not {context}.any()"):
+                return features
+    return []

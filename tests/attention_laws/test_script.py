@@ -1,6 +1,7 @@
 """A script executes the lines that it records, and prints those that matter."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,41 @@ def test_rollback_removes_lines_unless_the_law_fails() -> None:
     assert raised.value.code.startswith("import torch\n")
     assert "key2[1:2, 4:] = seeded_randn(" in raised.value.code
     assert raised.value.difference > raised.value.tolerance > 0
+
+
+def test_other_sizes_adapters_and_dtypes_end_with_their_block() -> None:
+    script = Script(correct_adapter(), SIZES)
+    usual, other = script.adapter, correct_adapter(causal=True)
+    with script.using(other, torch.float64, q_len=7):
+        assert (script.adapter, script.dtype) == (other, torch.float64)
+        assert script.sizes == replace(SIZES, q_len=7)
+        with script.using(k_len=11):
+            assert (script.adapter, script.dtype) == (other, torch.float64)
+            assert script.sizes == replace(SIZES, q_len=7, k_len=11)
+        assert script.sizes == replace(SIZES, q_len=7)
+    assert (script.adapter, script.dtype) == (usual, torch.float32)
+    assert script.sizes == SIZES
+
+
+def test_a_block_that_raises_ends_its_sizes_and_an_error_knows_them() -> None:
+    script = Script(correct_adapter(), SIZES)
+    script.restart()
+    usual = script.adapter
+
+    def fail_in_block() -> None:
+        with script.using(batch_size=7):
+            script.adapter, script.dtype = correct_adapter(causal=True), torch.float16
+            script.exec_line("1 / 0")
+
+    with pytest.raises(ScriptError) as failed:
+        fail_in_block()
+    assert failed.value.batch_size == 7
+    assert (script.adapter, script.dtype) == (usual, torch.float32)
+    assert script.sizes == SIZES
+    with pytest.raises(LawViolation) as raised, script.using(k_len=11):
+        script.assert_true("False", "never")
+    assert raised.value.sizes == replace(SIZES, k_len=11)
+    assert script.sizes == SIZES
 
 
 def test_perturb_replaces_copies_of_keys_and_values_only() -> None:
