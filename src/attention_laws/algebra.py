@@ -12,7 +12,7 @@ Source: [Attention Is All You Need](https://arxiv.org/abs/1706.03762), Vaswani e
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -1179,11 +1179,41 @@ def plain_layers(script: Script, weightless: bool = True) -> dict[str, str]:
     A norm without weights may be one if `weightless`.
     """
     attention = script.evaluate("attention")
+    layers = structure.layers_by_role(attention, script.sizes.heads * script.sizes.d_k)
+    wide = structure.wide_norms(attention, script.sizes.d_k, weightless)
     skip_unless(
-        not structure.has_wide_norm(attention, script.sizes.d_k, weightless),
+        not any(norms_behind(script, layers, wide)),
         "has a norm over the whole width",
     )
-    return structure.layers_by_role(attention, script.sizes.heads * script.sizes.d_k)
+    return layers
+
+
+def norms_behind(
+    script: Script, layers: Mapping[str, str], norms: list[nn.Module]
+) -> Iterator[nn.Module]:
+    """The norms of what is projected; where the layers are unknown, all of them."""
+    names_of_layers = {layers.get(role, "") for role in ("query", "key", "fused")}
+    weights = [
+        script.evaluate(f"attention.get_submodule({name!r}).weight")
+        for name in names_of_layers - {""}
+    ]
+    with script.rollback():
+        args = script.make_arguments()
+    call = script.call_source(args)
+    for norm in norms:
+        seen = captured_inputs(lambda: script.evaluate(call), norm)
+        if not weights or any(depends_on(x, weights) for x in seen):
+            yield norm  # else it is of the tokens, before they are projected
+
+
+def depends_on(output: Tensor, inputs: list[Tensor]) -> bool:
+    """Whether any of the inputs is in the graph of an output."""
+    if not output.requires_grad:
+        return False
+    grads = torch.autograd.grad(
+        output.sum(), inputs, retain_graph=True, allow_unused=True
+    )
+    return any(grad is not None for grad in grads)
 
 
 def assert_linear_in_value_weights(script: Script) -> None:

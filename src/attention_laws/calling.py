@@ -35,7 +35,7 @@ from attention_laws.adapter import (
     Options,
     Sizes,
 )
-from attention_laws.embedded import takes_ids
+from attention_laws.embedded import PADDING, takes_ids
 from attention_laws.law import ScriptError
 from attention_laws.script import CallArguments, Script, find_output
 from attention_laws.source import source_of
@@ -294,6 +294,8 @@ def mask_candidates(probe: CallProbe) -> Iterator[MaskArgument]:
                 for n, e in encodings.items()
                 if not names.QUERY_LENGTHS_PATTERN.match(n)
             }
+    if takes_ids(adapter.target) and PADDING in encodings:
+        encodings[PADDING] = "ignore:bk"  # where the ids are those of padding
     for name, encoding in encodings.items():
         if adapter.image.startswith("video") and names.FRAMES_PATTERN.fullmatch(name):
             continue  # numbers of frames, of which there is one

@@ -237,7 +237,7 @@ def pads_right(target: Any) -> bool:
     >>> pads_right(attend), pads_right(attend_to)
     (True, False)
     """
-    is_right = says(target, r"\bright\W+pad|\bpad[^.]*\bright\b")
+    is_right = says(target, r"\b(right|post)\W+pad|\bpad[^.]*\bright\b")
     return is_right and not says(target, r"\bleft\b")
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from attention_laws import documented, names, structure
-from attention_laws.algebra import make_equal_tokens
+from attention_laws.algebra import depends_on, make_equal_tokens
 from attention_laws.execution import names_of
 from attention_laws.law import (
     LawViolation,
@@ -519,16 +519,6 @@ def are_features(values: Tensor, allowed: Tensor) -> bool:
     """Whether values without a gradient are features of positions, and no mask."""
     is_of_pairs = values.shape[-2:] == allowed.shape[:2]
     return not is_of_pairs and len({*values.flatten().tolist()}) > 2
-
-
-def depends_on(output: Tensor, inputs: list[Tensor]) -> bool:
-    """Whether any of the inputs is in the graph of an output."""
-    if not output.requires_grad:
-        return False
-    grads = torch.autograd.grad(
-        output.sum(), inputs, retain_graph=True, allow_unused=True
-    )
-    return any(grad is not None for grad in grads)
 
 
 def keeps_mean(script: Script, place: str) -> bool:

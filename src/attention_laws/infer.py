@@ -473,6 +473,8 @@ def infer_layout(probe: CallProbe, usual: bool) -> None:
             if probe.try_call(**fields, **more, reuse=True) is None:
                 continue
             call = probe.try_call(**fields, **more)
+            if call is not None and takes_channels_for_heads(call[0], fields):
+                continue
             equal = more | {"k_len": 5}
             if equal != more and probe.try_call(**fields, **equal, reuse=True) is None:
                 continue  # what has to be longer than the input is no context
@@ -509,6 +511,13 @@ def infer_layout(probe: CallProbe, usual: bool) -> None:
     )
     raise_if_model(probe, message)
     raise CallError(message)
+
+
+def takes_channels_for_heads(script: Script, fields: Mapping[str, Any]) -> bool:
+    """Whether an image that is cut into patches was taken for an input with heads."""
+    module = script.evaluate("attention")
+    is_module = isinstance(module, nn.Module) and fields["layout"] in ("bhld", "blhd")
+    return is_module and structure.embeds_pixels(module)
 
 
 def mixing_of_longer(
@@ -710,21 +719,9 @@ def infer_behavior(probe: CallProbe) -> None:
             f"it {probe.first_error}; describe them with `--mask`"
         )
     source = "inferred"
-    # A class named causal is meant to be, even if it leaks: the laws show the leak. One
-    # of videos may be so from frame to frame; the tokens are pixels.
-    is_video = adapter.image.startswith("video")
-    causal = "causal" in adapter.name.lower() and not adapter.image
+    causal = is_causal(probe, *call)
     if options.causal is not None:
         causal, source = options.causal, "given"
-    elif adapter.image:  # whose pixels may be pooled: not all of them count
-        causal |= is_named_causal(adapter) and not is_video and hides_future(*call)
-    elif adapter.required_mask in (None, *adapter.masks) and not causal:
-        causal = (
-            hides_future(*call)
-            or is_causal_behind_prefix(*call)
-            or (is_documented_causal(adapter) and leaks_in_part(probe, *call))
-            or is_causal_with_more_heads(probe)
-        )
     text = "yes" if causal else "no"
     may_be_causal = options.causal is not False and queries_meet(*call)
     if may_be_causal and (options.causal or queries_are_causal(*call)):
@@ -778,6 +775,65 @@ def find_moved_queries(probe: CallProbe, mask: MaskArgument) -> MaskArgument:
 def leaks_in_part(probe: CallProbe, script: Script, args: CallArguments) -> bool:
     """Whether it is causal but for some lengths or places, or for a small share."""
     return leaks_at_times(probe) or leaks_little(script, args)
+
+
+def is_causal(probe: CallProbe, script: Script, args: CallArguments) -> bool:
+    """Whether it is causal without a mask, or is meant to be and leaks.
+
+    A class named causal is meant to be: the laws show the leak. One of videos may be so
+    from frame to frame; the tokens are pixels.
+    """
+    adapter = probe.adapter
+    if adapter.image:  # whose pixels may be pooled: not all of them count
+        is_video = adapter.image.startswith("video")
+        is_named = is_named_causal(adapter) and not is_video
+        return is_named and hides_future(script, args)
+    if "causal" in adapter.name.lower():
+        return True
+    return adapter.required_mask in (None, *adapter.masks) and (
+        hides_future(script, args)
+        or is_causal_behind_prefix(script, args)
+        or (is_documented_causal(adapter) and leaks_in_part(probe, script, args))
+        or is_causal_with_more_heads(probe)
+        or is_causal_within_window(probe)
+        or scores_hide_future(script, args)
+    )
+
+
+def is_causal_within_window(probe: CallProbe) -> bool:
+    """Whether no more tokens than a window has are causal, though more are not."""
+    adapter = probe.adapter
+    has_window = any(map(names.WINDOW_PATTERN.fullmatch, adapter.init_args))
+    if not has_window or adapter.fixed_length or not adapter.single_input:
+        return False
+    call = probe.try_call(k_len=4)
+    return call is not None and hides_future(*call)
+
+
+def scores_hide_future(script: Script, args: CallArguments) -> bool:
+    """Whether the scores of later tokens are one number, whatever the tokens are.
+
+    The code hides them, and what it does later, such as a soft cap, may undo that.
+    """
+    adapter, module = script.adapter, script.evaluate("attention")
+    length = script.batch_and_length(args.inputs[0])[1]
+    is_sequence = adapter.single_input and not (adapter.image or adapter.is_pooled)
+    if not (is_sequence and adapter.is_module) or structure.is_recurrent(module):
+        return False
+    if any(isinstance(part, nn.Conv1d) for part in module.modules()):
+        return False
+    with WeightsRecorder() as recorder:
+        script.call(args)
+    found = [w.detach() for w, dim in recorder.found if dim in (-1, w.dim() - 1)]
+    if not found or any(w.shape[-2:] != (length, length) for w in found):
+        return False
+    later = [w[..., row, row + 1 :] for w in found for row in range(length - 2)]
+    last = [w[..., -1, :] for w in found]
+    return length > 3 and all(
+        is_equal == bool(((w.amax(-1) - w.amin(-1)).abs() < 1e-6).all())
+        for rows, is_equal in ((later, True), (last, False))
+        for w in rows
+    )
 
 
 def leaks_at_times(probe: CallProbe) -> bool:

@@ -213,7 +213,8 @@ def displaced_tokens(output: Tensor, x: Tensor, axis: int) -> list[tuple[int, in
 def encodings_of_own(call: Callable[[], Any], layer: nn.Module) -> Tensor:
     r"""The rows of a layer's input on which scores of tokens with themselves depend.
 
-    They are encodings of distances if the layer projects these.
+    They are encodings of distances if the layer projects these. Where no scores are
+    known to depend on its input, these are all rows.
 
     >>> layer, q = nn.Linear(2, 2), torch.ones(3, 2)
     >>> table = torch.arange(6.0).view(3, 2)
@@ -236,8 +237,8 @@ def encodings_of_own(call: Callable[[], Any], layer: nn.Module) -> Tensor:
         for scores in recorder.scores
         if scores.dim() > 1 and scores.shape[-1] == scores.shape[-2]
     )
-    if not isinstance(own, Tensor) or not own.requires_grad:
-        return leaves[0][:0].flatten(0, -2)
-    grad = torch.autograd.grad(own, leaves[0], materialize_grads=True)[0]
     rows = leaves[0].detach().flatten(0, -2)
-    return rows[grad.flatten(0, -2).abs().sum(-1) > 0]
+    if not isinstance(own, Tensor) or not own.requires_grad:
+        return rows
+    grad = torch.autograd.grad(own, leaves[0], allow_unused=True)[0]
+    return rows if grad is None else rows[grad.flatten(0, -2).abs().sum(-1) > 0]

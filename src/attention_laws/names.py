@@ -218,13 +218,13 @@ FEED_FORWARD_PATTERN = re.compile(
 # Values for required arguments of a constructor, by their names, or by their types.
 GUESSED_VALUES = {
     r"ratio|alpha|slope|temp|scale|factor|^init": "1.0",
-    r"eps": "1e-5",
+    r"(^|_)eps(ilon)?$": "1e-5",
     r"resolution|^(img|image|input|feat\w*|map)_(size|shape)$": "(3, 3)",
     r"kernel": "3",
     r"stride|dilation|depth|layers$|^n(um)?_layer$|groups$": "1",
     r"norm_layer": "torch.nn.LayerNorm",
     r"act_layer": "torch.nn.GELU",
-    r"act": "torch.nn.functional.gelu",
+    r"(^|_)act(ivation)?(_fn|_func(tion)?)?$": "torch.nn.functional.gelu",
     r"norm(alized)?_shape|^ffn?_num": "{d_model}",
     r"^(d_?ff|ff(n|_size|_dim)?|c(_\w+|\d)?|d(_[a-z]+|\d))$": "{d_model}",
 }
@@ -364,7 +364,7 @@ MASK_PATTERN = re.compile(
     r"(?<!head_)(?<!edge_)mask|^(key_|kv_|is_)?pad(ding|ded|s)?$|^(is_)?valid$|^adj"
     r"|(?<![hxyz]s)_pad(ding)?$"  # those of ESPnet are padded states
     r"|^(hide|hidden_keys|keep|allow(ed)?|visible|block(ed)?|ignored?|(\w+_)?exists?)$"
-    r"|^is_(atom|node|object|real|seen|token|word)s?$|^cardinalit(y|ies)$"
+    r"|^(is_)?(ok|real)$|^is_(atom|node|object|seen|token|word)s?$|^cardinalit(y|ies)$"
     r"|^((un)?(visited|available|observed)|(in)?feasible|invalid|missing|present)$"
     r"|^(n|num)_(valid|real|(?!(chunk|graph|group|head|iter|layer|level|step)s)[a-z]+s)$"
     r"|^(attn|attention|attn_mask|score)_bias$|^bias$"
@@ -698,7 +698,7 @@ def first_choice(source: str, name: str) -> str:
 def guessed_value(name: str) -> str:
     r"""A value for a required constructor argument that is no size; "" if unknown.
 
-    >>> guessed_value("mlp_ratio"), guessed_value("kernel_size"), guessed_value("store")
+    >>> guessed_value("mlp_ratio"), guessed_value("kernel_size"), guessed_value("steps")
     ('1.0', '3', '')
     """
     found = (v for p, v in GUESSED_VALUES.items() if re.search(p, name, re.IGNORECASE))

@@ -176,10 +176,15 @@ def table_sizes(module: nn.Module) -> dict[str, int]:
     >>> table_sizes(nn.ModuleDict({"rel_pos": nn.Embedding(9, 4)}))
     {'rel_pos.weight': 9}
     """
+    biases = {
+        f"{name}.weight"
+        for name, part in module.named_modules()
+        if isinstance(part, nn.Embedding) and name.endswith("bias")
+    }
     return {
         name: max(parameter.shape)
         for name, parameter in module.named_parameters()
-        if TABLE_PATTERN.search(name.removesuffix(".weight"))
+        if name in biases or TABLE_PATTERN.search(name.removesuffix(".weight"))
         if parameter.dim() and parameter.requires_grad
     }
 
@@ -904,9 +909,15 @@ def has_batch_norm(module: nn.Module) -> bool:
 def has_dropout_of_its_own(module: nn.Module) -> bool:
     """Whether a submodule has the dropout that is the default of its own class.
 
-    Or a network for biases of positions has one.
+    Or a network for biases of positions has one, or the class of a dropout is its own.
     """
     dropout = nn.modules.dropout._DropoutNd
+    if any(
+        re.search("drop", type(part).__name__, re.I) and getattr(part, "p", 0.0)
+        for part in module.modules()
+        if is_of_user(type(part))
+    ):
+        return True
     return any(
         isinstance(part, dropout) and part.p > 0 and BIAS_NETWORK_PATTERN.search(path)
         for path, part in module.named_modules()
@@ -921,15 +932,15 @@ def has_dropout_of_its_own(module: nn.Module) -> bool:
     )
 
 
-def has_wide_norm(module: nn.Module, d_k: int, weightless: bool = True) -> bool:
-    r"""Whether there is a normalization layer that is not for single heads.
+def wide_norms(module: nn.Module, d_k: int, weightless: bool = True) -> list[nn.Module]:
+    r"""The normalization layers that are not for single heads.
 
     One without weights, whose width is unknown, counts if `weightless`. One whose gain
     has an axis of heads is for single heads; PyTorch's own norms are over all its axes.
 
     >>> norm = nn.LayerNorm(4)
-    >>> has_wide_norm(norm, d_k=4), has_wide_norm(norm, d_k=2)
-    (False, True)
+    >>> wide_norms(norm, d_k=4), wide_norms(norm, d_k=2) == [norm]
+    ([], True)
     """
 
     def is_wide(weight: nn.Parameter, norm: nn.Module) -> bool:
@@ -938,12 +949,13 @@ def has_wide_norm(module: nn.Module, d_k: int, weightless: bool = True) -> bool:
         return weight.numel() != d_k and not has_heads
 
     norms = [*filter(is_norm, module.modules())]
-    return any(
-        any(is_wide(weight, norm) for weight in norm.parameters())
-        or (weightless and not any(True for _ in norm.parameters()))
+    return [
+        norm
         for norm in norms
         if norm is not module or not any(True for _ in norm.children())
-    )
+        if any(is_wide(weight, norm) for weight in norm.parameters())
+        or (weightless and not any(True for _ in norm.parameters()))
+    ]
 
 
 def role_of(name: str, part: Any) -> str:

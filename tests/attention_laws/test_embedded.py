@@ -267,3 +267,16 @@ def test_a_model_gets_what_is_documented_beside_its_ids(
     facts = {fact["name"]: fact["value"] for fact in report["facts"]}
     assert {"`gaps`", "`hours`"} & {*facts}
     assert facts["token ids"] == "vectors are given in their place"
+
+
+class PoolsBehindPadding(Model):
+    """The mean of tokens that are no padding."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        kept = (ids != 0)[..., None]
+        return (self.tokens(ids) * kept).sum(1) / kept.sum(1).clamp(min=1)
+
+
+def test_padding_hides_the_tokens_that_get_its_id() -> None:
+    adapter = infer_adapter(of_vectors(PoolsBehindPadding), "Pools", "", Options())
+    assert [(mask.kind, mask.axes) for mask in adapter.masks] == [("ignore", "bk")]

@@ -51,3 +51,17 @@ def test_only_methods_that_take_a_memory_first_prepare_one() -> None:
     assert [prepare_method(t) for t in (SetsWindow, Correct, torch.relu)] == [""] * 3
     assert not is_prepared(PreparesMemory)
     assert is_prepared(with_memory(PreparesMemory, "start"))
+
+
+class EncodesAndDecodes(nn.Module):
+    """`forward` takes the source that a method encodes."""
+
+    def encode(self, src: Tensor) -> Tensor:
+        return src
+
+    def forward(self, tgt: Tensor, src: Tensor) -> Tensor:
+        return tgt + self.encode(src).mean(dim=1, keepdim=True)
+
+
+def test_a_method_of_what_forward_takes_prepares_nothing() -> None:
+    assert prepare_method(EncodesAndDecodes) == ""

@@ -2079,7 +2079,7 @@ def attend_to_filled(q: Tensor, k: Tensor, v: Tensor, w: int, hides: bool) -> Te
 
 
 class TalksAndTells(Correct):
-    """The weights by which the values are averaged are the second output."""
+    """Its heads talk. w: the weights by which the values are averaged."""
 
     def __init__(self, d_model: int, heads: int) -> None:
         super().__init__(d_model, heads)

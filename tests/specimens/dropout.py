@@ -1245,6 +1245,30 @@ class DropsInFrontOfNorm(SelfAttention):
         return y + self.proj_drop(self.network(self.norm(y)).tanh())
 
 
+class SpatialDropout(nn.Module):
+    """Drops channels of all tokens of an item."""
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.p = p
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or self.p == 0:
+            return x
+        return x * nn.functional.dropout(torch.ones_like(x[:, :1]), self.p)
+
+
+class FixedDropoutOfInputs(SelfAttention):
+    """Its inputs have a dropout that no argument sets."""
+
+    def __init__(self, d_model: int, heads: int, dropout: float = 0.1) -> None:
+        super().__init__(d_model, heads, dropout)
+        self.input_dropout = SpatialDropout(0.1)
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        return super().forward(self.input_dropout(x))
+
+
 VIOLATING: Violations = {
     "dropout": [
         (DropsByHandUnscaled, {}),
@@ -1295,6 +1319,7 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("dropout", FixedDropoutOfInputs),
     ("dropout", DropsInFrontOfNorm),
     ("dropout", DropsByHand),
     ("dropout", attend_with_weights),

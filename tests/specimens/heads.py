@@ -391,6 +391,29 @@ class CosinesOfAllHeads(CosinesOfHeads):
         return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
 
+class CosinesBehindNorm(CosinesOfHeads):
+    """A norm of the tokens is as wide as all heads together."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.norm = nn.LayerNorm(d_model)
+        self.to_q, self.to_k, self.to_v = (
+            nn.Linear(d_model, d_model) for _ in range(3)
+        )
+        del self.in_proj_weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(x)
+        q, k = self.cosines(self.to_q(x)), self.cosines(self.to_k(x))
+        v = self.to_v(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        weights = (self.scale * q @ k.mT).softmax(dim=-1)
+        return (weights @ v).transpose(1, 2).flatten(2)
+
+
+class CosinesOfAllBehindNorm(CosinesBehindNorm):
+    cosines = CosinesOfAllHeads.cosines
+
+
 VIOLATING: Violations = {
     "own_context": [
         (AddsUpEarlierHeads, {}),
@@ -408,6 +431,7 @@ VIOLATING: Violations = {
         (MiddleHeadSeesAll, {}),
     ],
     "head_independence": [
+        (CosinesOfAllBehindNorm, {}),
         (CosinesOfAllHeads, {}),
         (CosineOfAllHeads, {}),
         (NormalizesOverHeads, {}),
@@ -420,6 +444,7 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("head_independence", CosinesBehindNorm),
     ("head_independence", CosinesOfHeads),
     ("query_permutation", OverChannels),
     ("head_independence", CosineInVolume),

@@ -1779,11 +1779,86 @@ class ScoresEachToken(SelfAttention):
         return self.head(x + Correct.forward(self, x, x, x, rows)).squeeze(-1)
 
 
+class CapsBehindMask(SelfAttention):
+    """A soft cap makes the scores of later tokens finite again; none are documented."""
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        later = torch.ones_like(scores[0, 0], dtype=torch.bool).triu(1)
+        hidden = scores.masked_fill(later, torch.finfo(scores.dtype).min)
+        return (5 * (hidden / 5).tanh()).softmax(dim=-1)
+
+
+class CapsInFrontOfMask(SelfAttention):
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        later = torch.ones_like(scores[0, 0], dtype=torch.bool).triu(1)
+        capped = 5 * (scores / 5).tanh()
+        return capped.masked_fill(later, -torch.inf).softmax(dim=-1)
+
+
+class SinkOfAllScores(SelfAttention):
+    """A sink takes weight by the sum of all scores, also of later tokens."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.sinks = nn.Parameter(torch.zeros(heads))
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        later = torch.ones_like(scores[0, 0], dtype=torch.bool).triu(1)
+        hidden = scores.masked_fill(later, -torch.inf)
+        share = torch.sigmoid(self.total(scores, hidden) - self.sinks[:, None])
+        return hidden.softmax(dim=-1) * share[..., None]
+
+    def total(self, scores: Tensor, hidden: Tensor) -> Tensor:
+        return scores.logsumexp(dim=-1)
+
+
+class SinkOfVisibleScores(SinkOfAllScores):
+    def total(self, scores: Tensor, hidden: Tensor) -> Tensor:
+        return hidden.logsumexp(dim=-1)
+
+
+class TrimsCacheFirst(Correct):
+    """A rolling cache is cut to the window before the new tokens have read it."""
+
+    trims_first = True
+
+    def __init__(self, d_model: int, heads: int, window: int = 8) -> None:
+        super().__init__(d_model, heads)
+        self.window = window
+
+    def forward(self, x: Tensor, cache: Any = None) -> Any:  # type: ignore[override]
+        q, k, v = (self.split(each(x)) for each in (self.query, self.key, self.value))
+        start = 0
+        if cache is not None:
+            start, k, v = (
+                cache[0],
+                torch.cat([cache[1], k], 2),
+                torch.cat([cache[2], v], 2),
+            )
+        end = start + x.shape[1]
+        kept = k[:, :, -self.window :], v[:, :, -self.window :]
+        if self.trims_first:
+            k, v = kept
+        distance = torch.arange(start, end)[:, None] - torch.arange(
+            end - k.shape[2], end
+        )
+        near = ((distance >= 0) & (distance < self.window)).to(x.device)
+        weights = self.weigh(self.score(q, k), near[None])
+        return self.join(self.read(weights, v)), (end, *kept)
+
+
+class TrimsCacheLast(TrimsCacheFirst):
+    trims_first = False
+
+
 VIOLATING: Violations = {
     "allowed_keys_attended": [
         (IgnoresSameShape, {}),
     ],
     "causality": [
+        (TrimsCacheFirst, {}),
+        (SinkOfAllScores, {}),
+        (CapsBehindMask, {}),
         (MeansOfOpenFours, {}),
         (NearbyPastOpenIfShort, {}),
         (SinksSeeFirst, {}),
@@ -1883,6 +1958,9 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("causality", TrimsCacheLast),
+    ("causality", SinkOfVisibleScores),
+    ("causality", CapsInFrontOfMask),
     ("long_sequences", ScoresEachToken),
     ("padding", ScoresEachToken),
     ("allowed_keys_attended", MemoryBefore),

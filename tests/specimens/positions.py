@@ -1397,7 +1397,7 @@ class TurnsHeads(TurnsTokens):
         return rot(x.transpose(1, 2)).transpose(1, 2)
 
 
-class LayersThatRotate(nn.Module):
+class LayersThatTurn(nn.Module):
     """In two causal layers, the order of tokens matters without positions, too."""
 
     kind: type[MaskedSelfAttention] = TurnsTokens
@@ -1412,7 +1412,7 @@ class LayersThatRotate(nn.Module):
         return x
 
 
-class LayersThatRotateHeads(LayersThatRotate):
+class LayersThatTurnHeads(LayersThatTurn):
     kind = TurnsHeads
 
 
@@ -1436,11 +1436,11 @@ class BucketsOfLater(BucketsOfEarlier):
     sign = -1
 
 
-class LayersWithBuckets(LayersThatRotate):
+class LayersWithBuckets(LayersThatTurn):
     kind = BucketsOfEarlier
 
 
-class LayersWithBucketsOfLater(LayersThatRotate):
+class LayersWithBucketsOfLater(LayersThatTurn):
     kind = BucketsOfLater
 
 
@@ -1475,13 +1475,34 @@ class ProjectsNextDistances(ProjectsDistances):
     first = 1
 
 
+class BucketsNamedBias(BucketsOfLater):
+    """The table is named as many things are."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.bias = self.rel
+        del self.rel
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        place = torch.arange(k.shape[2], device=k.device)
+        distance = self.sign * (place[:, None] - place)
+        bias = self.bias(distance.clamp(0, 7)).permute(2, 0, 1)
+        return MaskedSelfAttention.score(self, q, k) + bias
+
+
+class LayersWithBucketsNamedBias(LayersThatTurn):
+    kind = BucketsNamedBias
+
+
 VIOLATING: Violations = {
     "moved_coordinates": [
         (MovesAtomsTooFar, {}),
     ],
     "positions_matter": [
+        (LayersWithBucketsNamedBias, {}),
+        (ProjectsNextDistances, {}),
         (LayersWithBucketsOfLater, {}),
-        (LayersThatRotateHeads, {}),
+        (LayersThatTurnHeads, {}),
         (RotatesHeads, {}),
         (DistancesWithoutSign, {}),
         (RotaryOverHeads, {"positions": "rotary"}),
@@ -1514,7 +1535,6 @@ VIOLATING: Violations = {
         (SteepSlopes, {"positions": "alibi"}),
     ],
     "relative_positions": [
-        (ProjectsNextDistances, {"positions": "relative"}),
         (RotatesBySharesInTurns, {}),
         (RotatesByThreeInTurns, {}),
         (PlacesOfCaller, {}),
@@ -1553,7 +1573,6 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
-    ("relative_positions", ProjectsDistances),
     ("linear_bias", LayersOfSixSlopes),
     ("relative_positions", RotatesByShares),
     ("relative_positions", RotatesByThree),
