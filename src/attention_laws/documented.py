@@ -832,8 +832,9 @@ def returns_weights_of_values(target: Any) -> bool:
     >>> def attend(x):
     ...     "Returns the output and the weights by which the values are summed."
     >>> def attend_to(x): "The maps with which the values were averaged are returned."
-    >>> returns_weights_of_values(attend), returns_weights_of_values(attend_to)
-    (True, True)
+    >>> def attend_in(x): "-> (out, w). w: the weights by which the values are averaged."
+    >>> [returns_weights_of_values(each) for each in (attend, attend_to, attend_in)]
+    [True, True, True]
     """
     module = inspect.getmodule(target)
     result = named_result(target)

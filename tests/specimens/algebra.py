@@ -2078,31 +2078,6 @@ def attend_to_filled(q: Tensor, k: Tensor, v: Tensor, w: int, hides: bool) -> Te
     return (scores.softmax(dim=-1) @ v).flatten(2, 3)[:, :, :length]
 
 
-class TalksAndTells(Correct):
-    """Its heads talk. w: the weights by which the values are averaged."""
-
-    def __init__(self, d_model: int, heads: int) -> None:
-        super().__init__(d_model, heads)
-        self.talking = nn.Parameter(torch.eye(heads))
-
-    def forward(  # type: ignore[override]
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
-    ) -> Any:
-        q, k = self.split(self.query(query)), self.split(self.key(key))
-        weights = self.weigh(self.score(q, k), mask)
-        mixed = torch.einsum("bhqk,hg->bgqk", weights, self.talking)
-        read = self.read(mixed, self.split(self.value(value)))
-        return self.join(read), self.told(weights, mixed)
-
-    def told(self, weights: Tensor, mixed: Tensor) -> Tensor:
-        return mixed
-
-
-class TalksAndTellsUnmixed(TalksAndTells):
-    def told(self, weights: Tensor, mixed: Tensor) -> Tensor:
-        return weights
-
-
 VIOLATING: Violations = {
     "rows_sum_to_one": [
         (attend_to_filling, {}),
@@ -2117,7 +2092,6 @@ VIOLATING: Violations = {
         (ReturnsUnmaskedMaps, {}),
     ],
     "weights_match_output": [
-        (TalksAndTellsUnmixed, {}),
         (TellsWhatWasWeighed, {}),
         (TalkingAndTellingUnmixed, {}),
         (DrawsWeightsAgain, {}),

@@ -1400,11 +1400,12 @@ class TurnsHeads(TurnsTokens):
 class LayersThatTurn(nn.Module):
     """In two causal layers, the order of tokens matters without positions, too."""
 
-    kind: type[MaskedSelfAttention] = TurnsTokens
-
     def __init__(self, d_model: int, heads: int) -> None:
         super().__init__()
-        self.layers = nn.ModuleList([self.kind(d_model, heads) for _ in range(2)])
+        self.layers = nn.ModuleList([self.layer(d_model, heads) for _ in range(2)])
+
+    def layer(self, d_model: int, heads: int) -> nn.Module:
+        return TurnsTokens(d_model, heads)
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
@@ -1413,7 +1414,8 @@ class LayersThatTurn(nn.Module):
 
 
 class LayersThatTurnHeads(LayersThatTurn):
-    kind = TurnsHeads
+    def layer(self, d_model: int, heads: int) -> nn.Module:
+        return TurnsHeads(d_model, heads)
 
 
 class BucketsOfEarlier(MaskedSelfAttention):
@@ -1437,11 +1439,13 @@ class BucketsOfLater(BucketsOfEarlier):
 
 
 class LayersWithBuckets(LayersThatTurn):
-    kind = BucketsOfEarlier
+    def layer(self, d_model: int, heads: int) -> nn.Module:
+        return BucketsOfEarlier(d_model, heads)
 
 
 class LayersWithBucketsOfLater(LayersThatTurn):
-    kind = BucketsOfLater
+    def layer(self, d_model: int, heads: int) -> nn.Module:
+        return BucketsOfLater(d_model, heads)
 
 
 class ProjectsDistances(SelfAttention):
@@ -1491,7 +1495,8 @@ class BucketsNamedBias(BucketsOfLater):
 
 
 class LayersWithBucketsNamedBias(LayersThatTurn):
-    kind = BucketsNamedBias
+    def layer(self, d_model: int, heads: int) -> nn.Module:
+        return BucketsNamedBias(d_model, heads)
 
 
 VIOLATING: Violations = {
