@@ -286,6 +286,7 @@ def mask_candidates(probe: CallProbe) -> Iterator[MaskArgument]:
             or names.CAUSAL_PATTERN.match(name)
             or (name in optional and documented.is_map_of(adapter.target, name, first))
             if not names.GLOBAL_PATTERN.search(name)
+            if not documented.is_length_of_part(adapter.target, name)
         }
         # Beside the lengths of keys, those of queries hide none.
         if any(map(names.KEY_LENGTHS_PATTERN.match, encodings)):

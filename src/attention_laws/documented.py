@@ -241,6 +241,18 @@ def pads_right(target: Any) -> bool:
     return is_right and not says(target, r"\bleft\b")
 
 
+def is_length_of_part(target: Any, name: str) -> bool:
+    r"""Whether an argument is documented to tell how long a part of the tokens is.
+
+    >>> def rank(ids, qlen): "qlen (B,): the first qlen ids are the query."
+    >>> def attend(x, lengths): "The first `lengths` tokens are real, and not padding."
+    >>> is_length_of_part(rank, "qlen"), is_length_of_part(attend, "lengths")
+    (True, False)
+    """
+    parts = r"(the|an?) (query|question|prefix|prompt|context|source|premise)"
+    return says(target, rf"\bthe first \W?{name}\W? \w+ (are|belong to) {parts}\b")
+
+
 def leaves_out_own(target: Any) -> bool:
     r"""Whether the documentation says that a token does not attend to itself.
 
@@ -832,7 +844,7 @@ def returns_weights_of_values(target: Any) -> bool:
     >>> def attend(x):
     ...     "Returns the output and the weights by which the values are summed."
     >>> def attend_to(x): "The maps with which the values were averaged are returned."
-    >>> def attend_in(x): "-> (out, w). w: the weights by which the values are averaged."
+    >>> def attend_in(x): "-> y, w. w: the weights by which the values are averaged."
     >>> [returns_weights_of_values(each) for each in (attend, attend_to, attend_in)]
     [True, True, True]
     """

@@ -737,6 +737,8 @@ def find_inputs(required: Mapping[str, bool]) -> tuple[str, ...]:
     ('q', 'k_all', 'v_all')
     >>> find_inputs({"grid_q": True, "station_k": True, "station_v": True})
     ('grid_q', 'station_k', 'station_v')
+    >>> find_inputs({"q": True, "mk": True, "mv": True})
+    ('q', 'mk', 'mv')
     """
     order = list(required)
     needed = [
@@ -754,7 +756,8 @@ def find_inputs(required: Mapping[str, bool]) -> tuple[str, ...]:
     needed = [n for n in needed if n == needed[0] or n not in ARGUMENT_VALUES]
     roles = [n.lower().strip("x_in")[:1] for n in needed[:3]]
     ends = [n.rpartition("_")[2][:1] for n in needed[:3] if ROLE_PATTERN.search(n)]
-    are_qkv = [*"qkv"] in (roles, ends)
+    short = [n[-1].lower() for n in needed[:3] if len(n) < 3]
+    are_qkv = [*"qkv"] in (roles, ends, short)
     for triple in INPUT_NAMES:
         if set(triple) <= set(order) and (required[triple[0]] or order[0] in triple):
             # Key and value may default to the query, or be those of new tokens, beside

@@ -710,6 +710,14 @@ class FramesOfClips(SelfAttention):
         return (y + z).masked_fill(~real[..., None, None, None], 0.0)
 
 
+class CountsPadding(HidesPadding):
+    """Windows of 4 x 4 pixels; padding never takes part in them."""
+
+    def mark(self, image: Tensor) -> Tensor:
+        padding = (0, 0, 0, -image.shape[2] % 4, 0, -image.shape[1] % 4)
+        return nn.functional.pad(super().mark(image), padding, value=1)
+
+
 VIOLATING: Violations = {
     "sampling_offsets": [
         (SamplesMapsByHeight, {}),
@@ -723,6 +731,7 @@ VIOLATING: Violations = {
         (OnHalfGlobe, {"layout": "image_channels_last"}),
     ],
     "image_padding": [
+        (CountsPadding, {"layout": "image_channels_last"}),
         (HidesBothOrNone, {"layout": "image_channels_last"}),
         (PooledWithPadding, {"layout": "image"}),
         (HidesColumnsOfPadding, {"layout": "image_channels_last"}),

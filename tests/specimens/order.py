@@ -596,6 +596,23 @@ class StreamOfFrames(MaskedSelfAttention):
         return super().weigh(scores, mask.triu(1 - self.memory_size))
 
 
+class PriorBesideConvolution(SelfAttention):
+    """Weights fade with the distance, beside a convolution."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.conv = nn.Conv1d(d_model, d_model, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        return super().forward(x + self.conv(x.mT).mT)
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        t = torch.arange(scores.shape[-1], device=scores.device)
+        prior = torch.exp(-0.1 * (t[:, None] - t) ** 2).to(scores)
+        weights = scores.softmax(dim=-1) * prior
+        return weights / weights.sum(-1, keepdim=True)
+
+
 VIOLATING: Violations = {
     "repeated_tokens": [
         (SlotsOfSums, {}),
@@ -659,6 +676,7 @@ PASSING_ONE: Passes = [
 
 
 EXCUSED: Excuses = [
+    ("beside_convolution", PriorBesideConvolution, "its call counts positions"),
     ("sliding_window", OneChunkForEachCall, "`window` is not given"),
     ("key_permutation", PlacesFromTheEnd, "positional encoding"),
     ("longer_padding", PlacesFromTheEnd, "counted from the last token"),
