@@ -96,6 +96,7 @@ def of_vectors(kind: type[nn.Module]) -> type[nn.Module]:
     OfVectors.forward.__module__ = OfVectors.__module__ = kind.__module__
     OfVectors.__name__ = OfVectors.__qualname__ = kind.__name__
     OfVectors.__doc__ = kind.__doc__
+    OfVectors.forward.__doc__ = kind.forward.__doc__
     return OfVectors
 
 

@@ -473,8 +473,6 @@ def infer_layout(probe: CallProbe, usual: bool) -> None:
             if probe.try_call(**fields, **more, reuse=True) is None:
                 continue
             call = probe.try_call(**fields, **more)
-            if call is not None and takes_channels_for_heads(call[0], fields):
-                continue
             equal = more | {"k_len": 5}
             if equal != more and probe.try_call(**fields, **equal, reuse=True) is None:
                 continue  # what has to be longer than the input is no context
@@ -511,13 +509,6 @@ def infer_layout(probe: CallProbe, usual: bool) -> None:
     )
     raise_if_model(probe, message)
     raise CallError(message)
-
-
-def takes_channels_for_heads(script: Script, fields: Mapping[str, Any]) -> bool:
-    """Whether an image that is cut into patches was taken for an input with heads."""
-    module = script.evaluate("attention")
-    is_module = isinstance(module, nn.Module) and fields["layout"] in ("bhld", "blhd")
-    return is_module and structure.embeds_pixels(module)
 
 
 def mixing_of_longer(

@@ -118,8 +118,8 @@ def score_gradients(
     return vectors, torch.stack(found)
 
 
-# Near the largest number of float16.
-LARGEST_SCORE = 60000
+# Near the largest number of float16, and far beyond all scores that are not hidden.
+LARGEST_SCORE, HIDING_SCORE = 60000, 1e8
 
 
 @law(assumes="features channels unnormalized")
@@ -160,6 +160,8 @@ def large_scores(script: Script) -> None:
             except LawViolation:
                 is_beside = overflows_beside_scores(script, args)
                 skip_unless(not is_beside, "its state overflows, and not its scores")
+                grow = scores_grow_with_layers(script, args)
+                skip_unless(not grow, "scores of a later layer are beyond float16")
                 is_sum = grows_with_scores(script, allowed, mask)
                 skip_unless(not is_sum, "its weights are not divided by their sum")
                 raise
@@ -235,6 +237,22 @@ def assert_own_softmax_bears_large_scores(script: Script) -> None:
             others = [n for n in range(items) if n != item]
             after = script.call(script.perturb(args, b=others))
             script.assert_close(before, after, message, b=slice(item, item + 1))
+
+
+def scores_grow_with_layers(script: Script, args: CallArguments) -> bool:
+    """Whether scores of a later attention are too large for float16, without a norm.
+
+    What hides a key is still much larger.
+    """
+    found: list[float] = []
+    with script.rollback(), script.attempt():  # its mask may be of float16
+        script.exec_line("exact = copy.deepcopy(attention).float()")
+        inputs = tuple(script.assign(n, f"{n}.float()") for n in args.inputs)
+        with WeightsRecorder() as recorder:
+            script.call(replace(args, inputs=inputs), function="exact")
+        sizes = [scores.detach().abs() for scores in recorder.scores]
+        found = [x[x < HIDING_SCORE].max().item() for x in sizes]
+    return len(found) > 1 and max(found) > torch.finfo(torch.float16).max
 
 
 def overflows_beside_scores(script: Script, args: CallArguments) -> bool:

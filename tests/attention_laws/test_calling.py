@@ -1334,25 +1334,10 @@ class OfCloud(OfOneInput):
         return self.attend(x[ends] + points)
 
 
-class CutsPatches(nn.Module):
-    """An image of three channels could be taken for an input of three heads."""
-
-    def __init__(self, dim: int, heads: int) -> None:
-        super().__init__()
-        self.patches = nn.Conv2d(3, dim, kernel_size=4, stride=4)
-        self.positions = nn.Parameter(torch.zeros(16, dim))
-        self.attention = nn.MultiheadAttention(dim, heads, batch_first=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.patches(x).flatten(2).mT + self.positions
-        return self.attention(x, x, x)[0].mean(dim=1)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("attention", "message"),
     [
-        (CutsPatches, "takes images, which it embeds, and no vectors"),
         (OfCloud, "it unpacks `cloud` into `points`, `x`, `ends`: write a function of"),
         (OfIds, "takes token ids, which it embeds.*`--inside`"),
         (OfVocabularies, "takes token ids, which it embeds.*`--inside`"),

@@ -4,7 +4,7 @@ import itertools
 import random
 import re
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -421,3 +421,30 @@ def test_each_generator_that_the_file_imports_is_seeded() -> None:
     assert seen[0] == seen[1]
     assert "FAIL" not in seen[0]
     assert structure.seeds_of_file(SkipsLayer) == ["import random; random.seed({})"]
+
+
+class NotesKernels(SelfAttention):
+    """Whether oneDNN may compute its convolution, in each call."""
+
+    seen: ClassVar[set[bool]] = set()
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        self.seen.add(torch.backends.mkldnn.enabled)
+        return super().forward(x)
+
+
+class NotesKernelsOfConvolution(NotesKernels):
+    seen: ClassVar[set[bool]] = set()
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        kernel = torch.ones(x.shape[2], 1, 1).to(x)
+        return super().forward(nn.functional.conv1d(x.mT, kernel, groups=x.shape[2]).mT)
+
+
+def test_no_kernels_of_onednn_compute_convolutions() -> None:
+    usual = torch.backends.mkldnn.enabled
+    for attention in (NotesKernels, NotesKernelsOfConvolution):
+        check(attention, only="deterministic")
+    assert NotesKernels.seen == {usual}
+    assert NotesKernelsOfConvolution.seen == {False}
+    assert torch.backends.mkldnn.enabled == usual

@@ -8,7 +8,11 @@ from attention_laws.adapter import Adapter, Sizes
 from attention_laws.law import NotApplicable
 from attention_laws.script import Script
 from specimens import assert_caught
-from specimens.decoding import ConvolvesWithoutState, RotaryInDtypeOfBufferAfterPast
+from specimens.decoding import (
+    CacheOfFloats,
+    ConvolvesWithoutState,
+    RotaryInDtypeOfBufferAfterPast,
+)
 
 
 @pytest.mark.slow
@@ -39,3 +43,12 @@ def test_positions_in_the_dtype_of_a_buffer_fail_only_on_request() -> None:
     assert [result.law.name for result in report.passed] == [name], report
     report = check(attention, only=name)
     assert [result.law.name for result in report.failed] == [name], report
+
+
+@pytest.mark.slow
+def test_a_cache_that_refuses_half_precision_fails_only_on_request() -> None:
+    name = "incremental_decoding"
+    report = check(CacheOfFloats, skip=[law for law in LAWS if law != name])
+    assert [result.law.name for result in report.passed] == [name], report
+    (failure,) = check(CacheOfFloats, only=name).failed
+    assert "dtype" in failure.detail or "scalar type" in failure.detail
