@@ -228,7 +228,10 @@ GUESSED_VALUES = {
     r"norm(alized)?_shape|^ffn?_num": "{d_model}",
     r"^(d_?ff|ff(n|_size|_dim)?|c(_\w+|\d)?|d(_[a-z]+|\d))$": "{d_model}",
 }
-GUESSED_TYPES = {int: "2", float: "1.0", bool: "False", inspect.Parameter.empty: "2"}
+GUESSED_TYPES: dict[Any, str] = {int: "2", float: "1.0", bool: "False"}
+# As a file has them that imports `annotations` from the future.
+GUESSED_TYPES |= {kind.__name__: text for kind, text in GUESSED_TYPES.items()}
+GUESSED_TYPES[inspect.Parameter.empty] = "2"
 # Weights and biases that a function takes, with their shapes.
 FUSED, SINGLE = "(qkv|attn|in(_proj)?)", "(q(uery)?|k(ey)?|v(alue)?|o(ut|utput)?|proj)"
 WEIGHT_SHAPES = {

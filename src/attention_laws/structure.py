@@ -1120,18 +1120,18 @@ def normalize_name(name: str) -> str:
 def paths_of_attention(model: nn.Module) -> list[str]:
     r"""The names of the submodules that are attention.
 
-    That is the innermost with known projections, or else the outermost whose class is
-    named attention, or has a method of this name.
+    That is the innermost with known projections, whatever its class is named, or else
+    the outermost whose class is named attention, or has a method of this name.
 
     >>> paths_of_attention(nn.TransformerEncoderLayer(8, 2))
     ['self_attn']
+    >>> parts = {name: nn.Linear(4, 4) for name in ("wq", "wk", "wv", "wo")}
+    >>> paths_of_attention(nn.ModuleDict({"mix": nn.ModuleDict(parts)}))
+    ['mix']
     """
-    named = [
-        path
-        for path, part in model.named_modules()
-        if path and is_named_attention(type(part))
-    ]
-    known = [p for p in named if find_projections(model.get_submodule(p), {})]
+    parts = {path: part for path, part in model.named_modules() if path}
+    named = [path for path, part in parts.items() if is_named_attention(type(part))]
+    known = [path for path, part in parts.items() if find_projections(part, {})]
     inner = [p for p in known if not any(q.startswith(f"{p}.") for q in known)]
     outer = [p for p in named if not any(p.startswith(f"{q}.") for q in named)]
     return inner + [p for p in outer if not any(q.startswith(p) for q in inner)]

@@ -111,3 +111,14 @@ def test_heads_are_those_of_a_config_in_a_dict_or_as_many_as_have_keys() -> None
         probe = call_probe(module)
         infer_heads(probe)
         assert (probe.adapter.heads, probe.adapter.group_size) == (heads, group_size)
+
+
+class OfUnknownCount(nn.Module):
+    def __init__(self, embed_dim: int, num_heads: int, store: "int") -> None:
+        super().__init__()
+
+
+def test_a_number_is_guessed_where_annotations_are_text() -> None:
+    probe = call_probe(OfUnknownCount)
+    infer_init_args(probe)
+    assert probe.adapter.init_args["store"] == "2"
