@@ -654,10 +654,11 @@ def infer_roles(probe: CallProbe) -> None:
     if call is None or token_mixing(*call) <= 0:
         return
     module = call[0].namespace["attention"]
-    several = adapter.is_module and (
-        structure.count_attentions(module) > 1 or structure.is_recurrent(module)
-    )
-    probe.update(mixes_queries=several or attends_to_both(probe))
+    is_recurrent = adapter.is_module and structure.is_recurrent(module)
+    several = adapter.is_module and structure.count_attentions(module) > 1
+    probe.update(mixes_queries=several or is_recurrent or attends_to_both(probe))
+    if is_recurrent:
+        return  # its queries are in order, and a mask is of the context
     leaks = (mask_leakage(alone, mask) for mask in mask_candidates(alone))
     if not options.inputs and any(leak is not None and leak < 1e-3 for leak in leaks):
         probe.update(inputs=alone.adapter.inputs, extra_args=constant)
