@@ -906,6 +906,18 @@ def quiet() -> Iterator[None]:
 
 
 @contextmanager
+def undisturbed(attention: Any, seed: int) -> Iterator[None]:
+    """Nothing is shown, and results depend on the code and the seed only."""
+    with (
+        quiet(),
+        right_convolutions(attention),
+        without_trace_log(),
+        seeded_generators(seed),
+    ):
+        yield
+
+
+@contextmanager
 def right_convolutions(attention: Any) -> Iterator[None]:
     """Compute convolutions with PyTorch's own kernels, if there are any.
 
@@ -984,8 +996,7 @@ def check(
     chosen = [LAWS[name] for name in only] if only else list(LAWS.values())
     results = []
     stdout = sys.stdout
-    kernels = right_convolutions(attention)
-    with quiet(), kernels, without_trace_log(), seeded_generators(stated.seed):
+    with undisturbed(attention, stated.seed):
         name = name or getattr(attention, "__name__", "")
         name = name if name.isidentifier() else "my_attention"
         imports, source_name = imports or import_line(attention, name), name

@@ -534,7 +534,10 @@ def assert_no_option_is_kept(script: Script, copy_of: str = COPY) -> None:
 
 
 def assert_no_weight_is_kept(script: Script) -> None:
-    """After a step of training, evaluation without gradients uses the new weights."""
+    """After a step of training, evaluation without gradients uses the new weights.
+
+    The tensors of a context are others then, though their numbers may be the same.
+    """
     script.restart("no_grad")
     args = script.make_arguments()
     script.exec_line("unused = copy.deepcopy(attention)")
@@ -543,6 +546,8 @@ def assert_no_weight_is_kept(script: Script) -> None:
         script.exec_line(f"{name}.train()")
         script.exec_line(f"for weight in {name}.parameters(): weight.data.mul_(0.5)")
         script.exec_line(f"{name}.eval()")
+    inputs = tuple(script.assign(name, f"{name}.clone()") for name in args.inputs)
+    args = replace(args, inputs=inputs)
     expected = script.call(args, function="unused")
     message = "{place} is that of the weights before they were trained"
     script.assert_close(expected, script.call(args), message)

@@ -49,8 +49,8 @@ def prepare_method(target: Any) -> str:
         required = names.required_by_name(names.parameters_of_method(target, name))
         first, *others = [n for n, is_needed in required.items() if is_needed] or [""]
         is_memory = names.CONTEXT_PATTERN.search(first) or MEMORY_PATTERN.search(first)
-        if called.get(first):
-            continue  # `forward` needs it, too
+        if first == next(iter(called)):
+            continue  # of the first input of `forward`, whose memory is another
         if is_memory and all(map(names.MASK_PATTERN.search, others)):
             return name
     return ""

@@ -54,14 +54,14 @@ def test_only_methods_that_take_a_memory_first_prepare_one() -> None:
 
 
 class EncodesAndDecodes(nn.Module):
-    """`forward` takes the source that a method encodes."""
+    """A method encodes the source, the first input of `forward`."""
 
     def encode(self, src: Tensor) -> Tensor:
         return src
 
-    def forward(self, tgt: Tensor, src: Tensor) -> Tensor:
+    def forward(self, src: Tensor, tgt: Tensor) -> Tensor:
         return tgt + self.encode(src).mean(dim=1, keepdim=True)
 
 
-def test_a_method_of_what_forward_takes_prepares_nothing() -> None:
+def test_a_method_of_the_first_input_prepares_nothing() -> None:
     assert prepare_method(EncodesAndDecodes) == ""
