@@ -534,10 +534,7 @@ def assert_no_option_is_kept(script: Script, copy_of: str = COPY) -> None:
 
 
 def assert_no_weight_is_kept(script: Script) -> None:
-    """After a step of training, evaluation without gradients uses the new weights.
-
-    The tensors of a context are others then, though their numbers may be the same.
-    """
+    """After a step of training, evaluation without gradients uses the new weights."""
     script.restart("no_grad")
     args = script.make_arguments()
     script.exec_line("unused = copy.deepcopy(attention)")
@@ -546,11 +543,16 @@ def assert_no_weight_is_kept(script: Script) -> None:
         script.exec_line(f"{name}.train()")
         script.exec_line(f"for weight in {name}.parameters(): weight.data.mul_(0.5)")
         script.exec_line(f"{name}.eval()")
-    inputs = tuple(script.assign(name, f"{name}.clone()") for name in args.inputs)
-    args = replace(args, inputs=inputs)
+    args = with_copies(script, args)
     expected = script.call(args, function="unused")
     message = "{place} is that of the weights before they were trained"
     script.assert_close(expected, script.call(args), message)
+
+
+def with_copies(script: Script, args: CallArguments) -> CallArguments:
+    """The same in other tensors, as a context is when weights have changed."""
+    inputs = tuple(script.assign(name, f"{name}.clone()") for name in args.inputs)
+    return replace(args, inputs=inputs)
 
 
 def assert_loaded_weights_are_used(script: Script) -> None:
@@ -567,6 +569,7 @@ def assert_loaded_weights_are_used(script: Script) -> None:
     script.call(args)
     with script.attempt():  # a state of its own may be refused
         script.exec_line("attention.load_state_dict(other.state_dict())")
+        args = with_copies(script, args)
         expected, seen = script.call(args, function="other"), script.call(args)
         message = "{place} is that of the weights before others were loaded"
         script.assert_close(expected, seen, message)
