@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from attention_laws import documented, names, structure
 from attention_laws.adapter import AXES, Adapter, MaskArgument
+from attention_laws.influence import depends_on
 from attention_laws.law import (
     Excused,
     LawViolation,
@@ -1204,16 +1205,6 @@ def norms_behind(
         seen = captured_inputs(lambda: script.evaluate(call), norm)
         if not weights or any(depends_on(x, weights) for x in seen):
             yield norm  # else it is of the tokens, before they are projected
-
-
-def depends_on(output: Tensor, inputs: list[Tensor]) -> bool:
-    """Whether any of the inputs is in the graph of an output."""
-    if not output.requires_grad:
-        return False
-    grads = torch.autograd.grad(
-        output.sum(), inputs, retain_graph=True, allow_unused=True
-    )
-    return any(grad is not None for grad in grads)
 
 
 def assert_linear_in_value_weights(script: Script) -> None:

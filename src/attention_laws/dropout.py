@@ -18,8 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from attention_laws import documented, names, structure
-from attention_laws.algebra import depends_on, make_equal_tokens
+from attention_laws.algebra import make_equal_tokens
 from attention_laws.execution import names_of
+from attention_laws.influence import depends_on
 from attention_laws.law import (
     LawViolation,
     ScriptError,

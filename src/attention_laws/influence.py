@@ -210,6 +210,21 @@ def displaced_tokens(output: Tensor, x: Tensor, axis: int) -> list[tuple[int, in
     return [(n, int(places[n])) for n in moved]
 
 
+def depends_on(output: Tensor, inputs: list[Tensor]) -> bool:
+    r"""Whether any of the inputs is in the graph of an output.
+
+    >>> x, other = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
+    >>> depends_on(2 * x, [x, other]), depends_on(2 * x, [other])
+    (True, False)
+    """
+    if not output.requires_grad:
+        return False
+    grads = torch.autograd.grad(
+        output.sum(), inputs, retain_graph=True, allow_unused=True
+    )
+    return any(grad is not None for grad in grads)
+
+
 def encodings_of_own(call: Callable[[], Any], layer: nn.Module) -> Tensor:
     r"""The rows of a layer's input on which scores of tokens with themselves depend.
 
