@@ -37,7 +37,11 @@ from attention_laws.law import (
     skip_unless,
 )
 from attention_laws.order import MANY, attends_twice
-from attention_laws.rounding import rounds_bias, rounds_with_buffers
+from attention_laws.rounding import (
+    has_coarse_bias,
+    rounds_bias,
+    rounds_with_buffers,
+)
 from attention_laws.scores import score_gradients
 from attention_laws.script import CallArguments, Script, parts_of
 
@@ -1080,7 +1084,8 @@ def distant_positions(script: Script) -> None:
         if takes_longest:
             weights = weights_of_equal_tokens(script, LONGEST)
             assert_weights_shift(script, weights, near, factor=10)
-            is_coarse |= adapter.positions == "alibi" and has_coarse_bias(script)
+            if adapter.positions == "alibi":
+                is_coarse |= has_coarse_bias(script, LONGEST)
     if is_coarse:
         raise Excused(
             "its linear bias grows with the length and has the dtype of its scores, as "
@@ -1132,43 +1137,6 @@ def assert_times_of_today_are_exact(script: Script) -> None:
         if script.evaluate(f"torch.allclose({usual}, {outputs[0]}, atol=1e-5)"):
             message = f"{{place}} changes if all of `{name}` are those of today"
             script.assert_close(usual, outputs[1], message)
-
-
-def has_coarse_bias(script: Script) -> bool:
-    """Whether a linear bias is rounded in a long sequence as in published models."""
-    try:
-        assert_bias_is_exact(script)
-    except LawViolation:
-        if script.insist or not rounds_bias(script, torch.bfloat16):
-            raise
-        return True
-    return False
-
-
-def assert_bias_is_exact(script: Script) -> None:
-    """In bfloat16, too, the weights of the last keys fall by nearly one factor.
-
-    A bias by the distance is exact for near keys. One by the position grows with the
-    length, is rounded, and is the same for several keys.
-    """
-    script.sizes = replace(script.sizes, q_len=LONGEST, k_len=LONGEST)
-    try:
-        with script.using(dtype=torch.bfloat16):
-            script.restart()
-            args = script.make_arguments()
-            weights = record_weights(script, make_equal_tokens(script, args))
-        if weights:
-            logs = script.assign("logs", f"{weights}[:, -1, -12:].float().log()")
-            steps = script.assign("steps", f"{logs}.diff(dim=-1)")
-            message = (
-                f"in bfloat16, the bias of {LONGEST} tokens has coarse steps: compute "
-                f"it and add it in float32"
-            )
-            claim = f"({steps} - {steps}.mean(dim=-1, keepdim=True)).abs().max()"
-            script.assert_true(f"not {claim} > 0.5", message)
-    except ScriptError as failure:
-        if not script.is_unsupported(failure):
-            raise
 
 
 # The entries of all tensors that a call may compute: about a gigabyte in float32.

@@ -13,7 +13,7 @@ import torch
 
 from attention_laws import tools
 from attention_laws.algebra import make_equal_tokens, record_weights
-from attention_laws.law import LawViolation
+from attention_laws.law import LawViolation, ScriptError
 from attention_laws.script import Script
 
 
@@ -40,6 +40,42 @@ def rounds_with_buffers(script: Script, dtype: torch.dtype) -> bool:
     except LawViolation:
         return True
     return False
+
+
+def has_coarse_bias(script: Script, length: int) -> bool:
+    """Whether a linear bias is rounded in a long sequence as in published models."""
+    try:
+        assert_bias_is_exact(script, length)
+    except LawViolation:
+        if script.insist or not rounds_bias(script, torch.bfloat16):
+            raise
+        return True
+    return False
+
+
+def assert_bias_is_exact(script: Script, length: int) -> None:
+    """In bfloat16, too, the weights of the last keys fall by nearly one factor.
+
+    A bias by the distance is exact for near keys. One by the position grows with the
+    length, is rounded, and is the same for several keys.
+    """
+    try:
+        with script.using(dtype=torch.bfloat16, q_len=length, k_len=length):
+            script.restart()
+            args = script.make_arguments()
+            weights = record_weights(script, make_equal_tokens(script, args))
+            if weights:
+                logs = script.assign("logs", f"{weights}[:, -1, -12:].float().log()")
+                steps = script.assign("steps", f"{logs}.diff(dim=-1)")
+                message = (
+                    f"in bfloat16, the bias of {length} tokens has coarse steps: "
+                    f"compute it and add it in float32"
+                )
+                claim = f"({steps} - {steps}.mean(dim=-1, keepdim=True)).abs().max()"
+                script.assert_true(f"not {claim} > 0.5", message)
+    except ScriptError as failure:
+        if not script.is_unsupported(failure):
+            raise
 
 
 def rounds_bias(script: Script, dtype: torch.dtype) -> bool:
