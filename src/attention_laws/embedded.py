@@ -173,6 +173,8 @@ def call_with_ids(
 
     def look_up(_table: nn.Module, given: tuple[Tensor], output: Tensor) -> Tensor:
         rows = vectors_of(given[0], inputs, ids).to(output)
+        if rows.shape != output.shape:  # and not one number for all features
+            raise ValueError("its vectors have another width than its embedding")
         return rows + 0 * output  # so that the table has a gradient
 
     ids_of = {id(vectors): each for vectors, each in zip(inputs, ids, strict=True)}

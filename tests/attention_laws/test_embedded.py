@@ -108,6 +108,11 @@ def test_a_copy_takes_vectors_and_the_model_keeps_its_ids() -> None:
     )
 
 
+def test_vectors_of_another_width_are_refused() -> None:
+    with pytest.raises(ValueError, match="another width than its embedding"):
+        of_vectors(Model)()(torch.randn(2, 5, 1))
+
+
 def test_ids_that_are_not_told_apart_are_refused() -> None:
     # The first tokens are left out, and more follow than the table has rows.
     with pytest.raises(ValueError, match="cannot be told apart by their ids"):
