@@ -169,12 +169,8 @@ class CallProbe:
             output_index = find_output(result, query, adapter)
         except Exception as error:
             cause = error.error if isinstance(error, ScriptError) else error
-            is_of_ids = "'indices' to have" in str(cause)
-            # An argument that is made may be refused, too.
-            shape = documented.shapes(adapter.target).get(adapter.inputs[0], ())
-            is_first = not adapter.extra_args or len(shape) == 2
-            is_first = is_first and not takes_ids(adapter.target)
-            self.takes_ids |= is_of_ids and is_first
+            if "'indices' to have" in str(cause):
+                self.takes_ids |= may_be_ids(adapter)
             if not self.first_error:
                 location = error_location(cause)
                 self.first_error = f"raises {ScriptError(cause)}{location}"
@@ -213,6 +209,16 @@ class CallProbe:
             namespace = dict(script.namespace)
             self.reused = (sizes, attribute_ids(namespace["attention"])), namespace
         script.namespace = dict(namespace)
+
+
+def may_be_ids(adapter: Adapter) -> bool:
+    """Whether a tensor that an embedding refused may have been the input.
+
+    Else it is an argument that was made, unless the input has the two axes of ids.
+    """
+    shape = documented.shapes(adapter.target).get(adapter.inputs[0], ())
+    is_input = not adapter.extra_args or len(shape) == 2
+    return is_input and not takes_ids(adapter.target)
 
 
 def attribute_ids(module: Any) -> list[object]:
@@ -288,6 +294,8 @@ def mask_candidates(probe: CallProbe) -> Iterator[MaskArgument]:
             if not names.GLOBAL_PATTERN.search(name)
             if not documented.is_length_of_part(adapter.target, name)
         }
+        if getattr(adapter.target, "adds_padding", False):
+            encodings[PADDING] = "ignore:bk"  # where the ids are those of padding
         # Beside the lengths of keys, those of queries hide none.
         if any(map(names.KEY_LENGTHS_PATTERN.match, encodings)):
             encodings = {
@@ -295,8 +303,6 @@ def mask_candidates(probe: CallProbe) -> Iterator[MaskArgument]:
                 for n, e in encodings.items()
                 if not names.QUERY_LENGTHS_PATTERN.match(n)
             }
-    if takes_ids(adapter.target) and PADDING in encodings:
-        encodings[PADDING] = "ignore:bk"  # where the ids are those of padding
     for name, encoding in encodings.items():
         if adapter.image.startswith("video") and names.FRAMES_PATTERN.fullmatch(name):
             continue  # numbers of frames, of which there is one

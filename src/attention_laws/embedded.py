@@ -46,6 +46,8 @@ class TakesVectors:
 
     # How many inputs are token ids, and the embeddings that look them up.
     found_tables: tuple[int, list[str]] | None = None
+    # Whether `PADDING` is an argument that the model does not have itself.
+    adds_padding = False
 
 
 def takes_ids(target: Any) -> bool:
@@ -91,6 +93,7 @@ def of_vectors(kind: type[nn.Module]) -> type[nn.Module]:
         mask = inspect.Parameter(PADDING, inspect.Parameter.KEYWORD_ONLY, default=None)
         is_rest = bool(parameters) and parameters[-1].kind is mask.VAR_KEYWORD
         parameters.insert(len(parameters) - is_rest, mask)
+        OfVectors.adds_padding = True
     OfVectors.forward.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     # Laws look for names in the code of the model, and there only.
     OfVectors.forward.__module__ = OfVectors.__module__ = kind.__module__
@@ -119,7 +122,7 @@ def call_with_vectors(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """Call `model` with ids, and give it vectors where it looks them up."""
-    padding = kwargs.pop(PADDING, None)
+    padding = kwargs.pop(PADDING, None) if model.adds_padding else None
     inputs = [each for each in args if is_of_vectors(each)]
     required = names.required_by_name(names.parameters_of(model))
     inputs += [

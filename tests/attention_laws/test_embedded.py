@@ -285,3 +285,20 @@ class PoolsBehindPadding(Model):
 def test_padding_hides_the_tokens_that_get_its_id() -> None:
     adapter = infer_adapter(of_vectors(PoolsBehindPadding), "Pools", "", Options())
     assert [(mask.kind, mask.axes) for mask in adapter.masks] == [("ignore", "bk")]
+
+
+class HasPaddingMask(Model):
+    """The mean of tokens that its own argument, 1 for those to keep, does not hide."""
+
+    def forward(self, ids: Tensor, padding_mask: Tensor | None = None) -> Tensor:  # type: ignore[override]
+        x = self.tokens(ids)
+        kept = torch.ones_like(x[..., :1])
+        if padding_mask is not None:
+            kept = padding_mask.to(x)[..., None]
+        return (x * kept).sum(1) / kept.sum(1).clamp(min=1)
+
+
+def test_an_argument_for_padding_of_its_own_keeps_its_meaning() -> None:
+    adapter = infer_adapter(of_vectors(HasPaddingMask), "Pools", "", Options())
+    assert {mask.kind for mask in adapter.masks} <= {"attend", "attend_int"}
+    assert adapter.masks
