@@ -909,14 +909,18 @@ def has_batch_norm(module: nn.Module) -> bool:
 def has_dropout_of_its_own(module: nn.Module) -> bool:
     """Whether a submodule has the dropout that is the default of its own class.
 
-    Or a network for biases of positions has one, or the class of a dropout is its own.
+    Or a network for biases of positions has one, or a class of the user that drops, but
+    for one that is off: an argument that sets none may be forgotten.
     """
     dropout = nn.modules.dropout._DropoutNd
-    if any(
-        re.search("drop", type(part).__name__, re.I) and getattr(part, "p", 0.0)
+    of_user = [
+        bool(part.p)
         for part in module.modules()
+        if re.search("drop", type(part).__name__, re.I) and hasattr(part, "p")
         if is_of_user(type(part))
-    ):
+    ]
+    is_off = any(isinstance(m, dropout) and not m.p for m in module.modules())
+    if any(of_user) and (is_off or not all(of_user)):
         return True
     return any(
         isinstance(part, dropout) and part.p > 0 and BIAS_NETWORK_PATTERN.search(path)

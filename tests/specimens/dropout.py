@@ -1258,6 +1258,21 @@ class SpatialDropout(nn.Module):
         return x * nn.functional.dropout(torch.ones_like(x[:, :1]), self.p)
 
 
+class OwnDropout(SpatialDropout):
+    """Drops numbers."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.dropout(x, self.p, self.training)
+
+
+class ForgetsItsRate(SelfAttention):
+    """Its only dropout does not get the probability that is given."""
+
+    def __init__(self, d_model: int, heads: int, dropout: float = 0.1) -> None:
+        super().__init__(d_model, heads)
+        self.dropout = OwnDropout(0.1)  # type: ignore[assignment]
+
+
 class FixedDropoutOfInputs(SelfAttention):
     """Its inputs have a dropout that no argument sets."""
 
@@ -1271,6 +1286,7 @@ class FixedDropoutOfInputs(SelfAttention):
 
 VIOLATING: Violations = {
     "dropout": [
+        (ForgetsItsRate, {}),
         (DropsByHandUnscaled, {}),
         (HeadsOfConfigUnscaled, {}),
         (ShardsDropAlike, {}),
