@@ -764,8 +764,8 @@ BLOCKS = (64, 128, 256)
 def decode_in_half(script: Script) -> None:
     """In bfloat16, pieces give the outputs of the whole within a tenth.
 
-    A cache that was allocated in float32 does not fit to the new keys, and positions
-    beyond 256 have to be counted in integers.
+    Positions beyond 256 have to be counted in integers. A cache that was allocated in
+    float32 does not fit to the new keys, which only `only` reports.
     """
     half = torch.bfloat16
     if {"features", "linear", "decay", "selection"} & {*script.adapter.designs}:
@@ -961,27 +961,36 @@ def decode_after_reset(script: Script) -> None:
 
     The reset is a method of the cache, or of a module that stores one.
     """
-    adapter, length = script.adapter, script.sizes.k_len
-    assert adapter.cache is not None
+    length = script.sizes.k_len
     restart_with_cache(script)
     cache = empty_cache(script)
-    owner = cache if adapter.cache[0] else "attention"
-    resets = caches.reset_methods(type(script.evaluate(owner)))
-    if owner == "None" or not resets or not adapter.single_input:
+    resets = caches.reset_methods(type(script.evaluate(owner_of(script, cache))))
+    if not resets or not script.adapter.single_input:
         return
     short, args = (script.make_arguments(script.all_allowed(n, n)) for n in (1, length))
     with script.attempt():  # it may need something else
-        target = "attention" if adapter.cache[0] else "fresh"
-        if target == "fresh":
-            script.exec_line("fresh = copy.deepcopy(unused)")
-        whole = script.call(args, function=target)
+        whole = call_without_cache(script, args)
         _first, cache = call_with_cache(script, short, 0, 1, cache)
-        owner = cache if adapter.cache[0] else "attention"
-        script.exec_line(f"{owner}.{resets[0]}()")
+        script.exec_line(f"{owner_of(script, cache)}.{resets[0]}()")
         start, cache = call_with_cache(script, args, 0, length - 1, cache)
         last, _cache = call_with_cache(script, args, length - 1, 1, cache)
         message = f"{{place}} differs if a sequence begins after `{resets[0]}()`"
         script.assert_close(whole, script.concatenate(start, last), message)
+
+
+def owner_of(script: Script, cache: str) -> str:
+    """What stores the tokens: the cache that is passed, or the module."""
+    assert script.adapter.cache is not None
+    return cache if script.adapter.cache[0] else "attention"
+
+
+def call_without_cache(script: Script, args: CallArguments) -> str:
+    """The output of a call of a module that has not stored anything."""
+    assert script.adapter.cache is not None
+    if script.adapter.cache[0]:
+        return script.call(args)
+    script.exec_line("fresh = copy.deepcopy(unused)")
+    return script.call(args, function="fresh")
 
 
 def assert_reset_forgets_context(script: Script) -> None:
@@ -990,7 +999,6 @@ def assert_reset_forgets_context(script: Script) -> None:
     A method that resets the tokens alone, by its name, leaves what is of the context.
     """
     adapter, length = script.adapter, script.sizes.k_len
-    assert adapter.cache is not None
     if not adapter.decoder_context:
         return
     restart_with_cache(script)
@@ -998,20 +1006,15 @@ def assert_reset_forgets_context(script: Script) -> None:
     context = random_context(script, args)
     given = {**adapter.extra_args, adapter.decoder_context: context}
     cache = empty_cache(script)
-    owner = cache if adapter.cache[0] else "attention"
-    methods = caches.reset_methods(type(script.evaluate(owner)))
+    methods = caches.reset_methods(type(script.evaluate(owner_of(script, cache))))
     resets = [name for name in methods if "self" not in name]
-    if owner == "None" or not resets:
+    if not resets:
         return
     with script.attempt():  # it may need something else
         _output, cache = call_with_cache(script, args, 0, length, cache)
-        owner = cache if adapter.cache[0] else "attention"
-        script.exec_line(f"{owner}.{resets[0]}()")
+        script.exec_line(f"{owner_of(script, cache)}.{resets[0]}()")
         with script.using(replace(adapter, extra_args=given)):
-            target = "attention" if adapter.cache[0] else "fresh"
-            if target == "fresh":
-                script.exec_line("fresh = copy.deepcopy(unused)")
-            whole = script.call(args, function=target)
+            whole = call_without_cache(script, args)
             seen, _cache = call_with_cache(script, args, 0, length, cache)
             message = f"{{place}} differs with another context after `{resets[0]}()`"
             script.assert_close(whole, seen, message)

@@ -810,9 +810,9 @@ def scores_hide_future(script: Script, args: CallArguments) -> bool:
     adapter, module = script.adapter, script.evaluate("attention")
     length = script.batch_and_length(args.inputs[0])[1]
     is_sequence = adapter.single_input and not (adapter.image or adapter.is_pooled)
-    if not (is_sequence and adapter.is_module) or structure.is_recurrent(module):
+    if not (is_sequence and adapter.is_module):
         return False
-    if any(isinstance(part, nn.Conv1d) for part in module.modules()):
+    if structure.is_recurrent(module) or convolves(script, args):
         return False
     with WeightsRecorder() as recorder:
         script.call(args)

@@ -270,14 +270,9 @@ class CacheOfSlots(WithCache):
         return Correct.forward(self, x, seen, seen, mask)
 
 
-class CacheOfFloats(WithCache):
+class CacheOfFloats(CacheOfSlots):
     def forward(self, x: Tensor, cache: SlotsOfFloats | None = None) -> Any:  # type: ignore[override]
-        seen = x if cache is None else cache.append(x)
-        ones = torch.ones(
-            1, x.shape[1], seen.shape[1], dtype=torch.bool, device=x.device
-        )
-        mask = ones.tril(seen.shape[1] - x.shape[1])
-        return Correct.forward(self, x, seen, seen, mask)
+        return super().forward(x, cache)
 
 
 class Drafts:

@@ -1430,8 +1430,11 @@ class BucketsOfEarlier(MaskedSelfAttention):
     def score(self, q: Tensor, k: Tensor) -> Tensor:
         place = torch.arange(k.shape[2], device=k.device)
         distance = self.sign * (place[:, None] - place)
-        bias = self.rel(distance.clamp(0, 7)).permute(2, 0, 1)
+        bias = self.table()(distance.clamp(0, 7)).permute(2, 0, 1)
         return super().score(q, k) + bias
+
+    def table(self) -> nn.Module:
+        return self.rel
 
 
 class BucketsOfLater(BucketsOfEarlier):
@@ -1487,11 +1490,8 @@ class BucketsNamedBias(BucketsOfLater):
         self.bias = self.rel
         del self.rel
 
-    def score(self, q: Tensor, k: Tensor) -> Tensor:
-        place = torch.arange(k.shape[2], device=k.device)
-        distance = self.sign * (place[:, None] - place)
-        bias = self.bias(distance.clamp(0, 7)).permute(2, 0, 1)
-        return MaskedSelfAttention.score(self, q, k) + bias
+    def table(self) -> nn.Module:
+        return self.bias
 
 
 class LayersWithBucketsNamedBias(LayersThatTurn):
@@ -1628,6 +1628,8 @@ PASSING_ONE: Passes = [
 
 
 EXCUSED: Excuses = [
+    ("positions_matter", LayersWithBuckets, "is not rotary or alibi"),
+    ("positions_matter", ProjectsDistances, "is not rotary or alibi"),
     ("distant_positions", TimesInIntegers, "no positional encoding"),
     ("positions_matter", SignedDistances, "is not rotary or alibi"),
     ("relative_table", ChunksWithAllPast, "distances occur in its chunks"),
