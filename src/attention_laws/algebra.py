@@ -1298,6 +1298,18 @@ def record_weights(script: Script, args: CallArguments) -> str:
     return weights if script.evaluate(f"{weights} is not None") else ""
 
 
+def record_equal_tokens(script: Script, args: CallArguments) -> str:
+    """The weights of equal tokens; of several attentions, those of the first."""
+    args = make_equal_tokens(script, args)
+    weights = record_weights(script, args)
+    if weights or not script.adapter.is_module:
+        return weights
+    sizes = ", ".join(map(str, args.allowed.shape[:2]))
+    call = f"lambda: {script.call_source(args)}"
+    weights = script.assign("weights", f"first_weights({call}, attention, {sizes})")
+    return weights if script.evaluate(f"{weights} is not None") else ""
+
+
 @law(assumes="residual gate convolution features talking clip hyperbolic quantized")
 def linear_in_value(script: Script) -> None:
     r"""The output is linear in the values, up to a constant.

@@ -21,7 +21,9 @@ from attention_laws.source import source_of
 
 # Arguments with which a module stores a cache of its own: flags, and first positions.
 FLAG_PATTERN = re.compile(r"incremental|cache|decod|stream|generat|inference")
-START_PATTERN = re.compile(r"(start|cache|input)_?pos|^(offset|pos|start)$|past_len")
+START_PATTERN = re.compile(
+    r"(start|cache|input)_?pos|^(offset|pos|start|seen)$|past_len"
+)
 # Methods that remove what a module stores between calls.
 RESET_PATTERN = re.compile(
     r"_?(reset|clear|flush|forget|release|free|evict)(_(?!param|weight|grad)\w+)?"

@@ -35,7 +35,7 @@ from attention_laws.adapter import (
     Options,
     Sizes,
 )
-from attention_laws.embedded import PADDING, takes_ids
+from attention_laws.embedded import PADDING, embedding_widths, takes_ids
 from attention_laws.law import ScriptError
 from attention_laws.script import CallArguments, Script, find_output
 from attention_laws.source import source_of
@@ -52,6 +52,9 @@ FIXED_LENGTHS = (4, 16, 9, 8, 49, 64)
 
 # The largest limit of the length that is looked for among arguments of any name.
 LONGEST_LIMIT = 64
+
+# The tokens of a context that is the same in all calls: a number that no law gives.
+CONTEXT_LENGTH = 11
 
 # Sizes with which an argument that depends on them is shown in the report.
 ARGUMENT_EXAMPLE: dict[str, Any] = {
@@ -389,6 +392,8 @@ def ways_to_call(
         widths.append(3 * adapter.heads * adapter.d_k)  # projected already
     if probe.built is not None:
         candidates = structure.candidate_widths(probe.built)
+        if takes_ids(adapter.target):
+            candidates = embedding_widths(probe.built)
         widths = [options.d_model] if options.d_model else [*candidates]
     for variant, mask in variants_and_masks(probe, usual):
         likely = groups
@@ -455,7 +460,8 @@ def groups_of_layouts(probe: CallProbe) -> list[list[str]]:
         groups = [group for group in likely if group]
         if documented.has_channels_second(shapes[0]):
             groups.sort(key=lambda group: group != ["bdl"])
-    if not all(map(documented.is_batch_first, shapes)):
+    has_three_axes = {len(axes) for axes in shapes if axes} == {3}
+    if has_three_axes or not all(map(documented.is_batch_first, shapes)):
         # Three axes in front of the features are not always those of an image.
         groups = [group for group in groups if group[0] not in IMAGES]
     if any(map(documented.is_batch_third, shapes)):
@@ -512,7 +518,8 @@ def variants_and_masks(
         {"fixed_length": f * r * c, "image_height": r, "video_frames": f}
         for f, r, c in names.stated_volumes(probe.adapter.target)
     ]
-    lengths = [*stated, *({"fixed_length": n} for n in FIXED_LENGTHS)]
+    counts = [*documented_lengths(probe), *FIXED_LENGTHS]
+    lengths = [*stated, *({"fixed_length": n} for n in counts)]
     for fields in [{}, *filled, *constant_context(probe)]:
         sized = [fields | {"is_pooled": True}]
         sized += [fields | length for length in lengths]
@@ -541,6 +548,15 @@ def documented_sides(probe: CallProbe) -> Iterator[tuple[int, int]]:
             yield counts.get(pair[0], 3), counts.get(pair[1], 3)
 
 
+def documented_lengths(probe: CallProbe) -> Iterator[int]:
+    """The length of sequences, where the documentation names it as the constructor."""
+    adapter = probe.adapter
+    axes = shapes_of_inputs(adapter).get(adapter.inputs[0], ())
+    sizes = names.constructor_sizes(adapter.target, adapter.init_args)
+    if len(axes) == 3 and (length := sizes.get(axes[1], "")).isdigit():
+        yield int(length)
+
+
 # A number for each pixel of an image, the same for all.
 MAP = "torch.ones({batch_size}, {rows}, {columns}){dtype}"
 MAP_OF_INTEGERS = "torch.ones({batch_size}, {rows}, {columns}, dtype=torch.int64)"
@@ -562,6 +578,7 @@ def filled_arguments(probe: CallProbe) -> Iterator[dict[str, Any]]:
     for texts in dict.fromkeys(choices):
         chosen = {n: text for n, text in zip(templates, texts, strict=True) if text}
         of_positions = set(filter(names.POSITION_PATTERN.search, chosen))
+        of_positions |= {n for n, text in chosen.items() if text == "{start}"}
         if chosen:
             fields: dict[str, Any] = {
                 "position_args": {n: chosen[n] for n in chosen if n in of_positions},
@@ -603,6 +620,8 @@ def values_of_required(probe: CallProbe) -> dict[str, list[str]]:
                     text.replace("{start}, {stop}", "{k_len}")
                     for text in templates[name]
                 ]
+        elif name == "seen" and "int" in str(parameters[name].annotation):
+            templates[name] = ["{start}"]
         elif text := names.dict_template(adapter.target, name):
             templates[name] = [text]
         elif documented.is_map_of(adapter.target, name, adapter.inputs[0]):
@@ -704,6 +723,20 @@ def queries_of_items(probe: CallProbe) -> Iterator[dict[str, Any]]:
         )
     for is_pooled in (False, True):
         yield fields | {"extra_args": texts, "is_pooled": is_pooled}
+
+
+def expanded(text: str, axes: str) -> str:
+    """The source text of a tensor that all batch items share, for each of them."""
+    sizes = ["{batch_size}" if axis == "b" else "-1" for axis in axes]
+    return f"{text}.expand({', '.join(sizes)})"
+
+
+def context_of_all_items(adapter: Adapter) -> str:
+    """The source text of a context that is the same in all calls and batch items."""
+    width = str(adapter.context_width or "{d_model}")
+    shape = {"b": "1", "l": str(CONTEXT_LENGTH), "h": "{heads}", "d": width}
+    sizes = ", ".join(shape[axis] for axis in adapter.layout)
+    return expanded(f"seeded_randn(8, {sizes})", adapter.layout) + "{dtype}"
 
 
 def constant_context(probe: CallProbe) -> Iterator[dict[str, Any]]:

@@ -59,7 +59,15 @@ from attention_laws import (
     structure,
 )
 from attention_laws.adapter import Adapter, CallError, Fact, Options, Sizes
-from attention_laws.calling import CallProbe, influence, order_matters, queries_meet
+from attention_laws.calling import (
+    CONTEXT_LENGTH,
+    CallProbe,
+    context_of_all_items,
+    expanded,
+    influence,
+    order_matters,
+    queries_meet,
+)
 from attention_laws.infer import infer_adapter
 from attention_laws.infer_cache import infer_cache, infer_context_cache
 from attention_laws.infer_masks import infer_masks
@@ -381,6 +389,8 @@ def with_context(adapter: Adapter, options: Options) -> Adapter | None:
                     if weighs_tokens_too(script, args):
                         return None
                     is_causal = ends_with_tokens(script, args)
+                    if not is_causal and hides_context_as_future(script, args):
+                        return None
                     found = replace(
                         context,
                         causal=is_causal,
@@ -405,6 +415,16 @@ def ends_with_tokens(script: Script, args: CallArguments) -> bool:
     first, last = {"l": slice(0, 1)}, {"l": slice(-1, None)}
     backward = influence(script, args, last, first)
     return backward < 1e-6 < influence(script, args, last, last)
+
+
+def hides_context_as_future(script: Script, args: CallArguments) -> bool:
+    """Whether a flag makes it causal, and a context, too, as only its tokens are meant.
+
+    Another instance, built without the flag, is given a context.
+    """
+    first, last = {"l": slice(0, 1)}, {"l": slice(-1, None)}
+    is_hidden = influence(script, args, last, first) < 1e-6
+    return is_hidden and structure.is_built_causal(script.evaluate("attention"))
 
 
 def weighs_tokens_too(script: Script, args: CallArguments) -> bool:
@@ -436,21 +456,12 @@ def of_queries(adapter: Adapter) -> tuple[Adapter, Adapter] | None:
     """
     if not adapter.causal_queries:
         return None
-    width = str(adapter.context_width or "{d_model}")
-    shape = {"b": "1", "l": "7", "h": "{heads}", "d": width}
-    repeats = dict.fromkeys("lhdk1", "-1") | {"b": "{batch_size}"}
-
-    def for_all_items(text: str, axes: str) -> str:
-        return f"{text}.expand({', '.join(repeats[axis] for axis in axes)})"
-
-    sizes = ", ".join(shape[axis] for axis in adapter.layout)
-    context = for_all_items(f"seeded_randn(8, {sizes})", adapter.layout)
-    constants = {adapter.inputs[1]: f"{context}{{dtype}}"}
-    hidden = (torch.arange(7) < 5)[None, :, None]
+    constants = {adapter.inputs[1]: context_of_all_items(adapter)}
+    hidden = (torch.arange(CONTEXT_LENGTH) < CONTEXT_LENGTH - 2)[None, :, None]
     masks = [m for m in adapter.masks if m.kind != "causal" and {*m.axes} <= {*"bk1"}]
     for mask in masks:
         conversion = "{dtype}" if mask.kind.startswith("additive") else "{device}"
-        text = for_all_items(mask.to_source(hidden), mask.axes) + conversion
+        text = expanded(mask.to_source(hidden), mask.axes) + conversion
         constants.setdefault(mask.name, text)
     required = adapter.required_mask
     alone = replace(

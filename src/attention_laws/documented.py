@@ -545,6 +545,19 @@ def precedes(target: Any, argument: str) -> bool:
     return says_of(target, f"{argument}d?", rf"\b({before})\b")
 
 
+def has_last_queries(target: Any) -> bool:
+    r"""Whether queries are documented to be the last of the tokens that are keys.
+
+    >>> def attend(x, context): "x: the last n positions; context: all of them"
+    >>> def attend_to(x, context): "x: queries. The last tokens may be padding."
+    >>> has_last_queries(attend), has_last_queries(attend_to)
+    (True, False)
+    """
+    first = next(iter(parameters_by_name(target)), "")
+    last = r"\b(last|latest|most recent) (\w+ )?(tokens|positions|queries)\b"
+    return bool(first) and says_of(target, first, last)
+
+
 def sees_last_image(target: Any) -> bool:
     r"""Whether the documentation says that a token sees the most recent image only.
 
@@ -918,7 +931,9 @@ def clears_empty_rows(target: Any) -> bool:
 
 # What a mask says of a key where it is True or 1, and where it is False or 0. An axis
 # of size 1 is neither.
-VALUE_PATTERN = re.compile(r"(?<!\[)\b(True|1|ones|non-?zero|False|0|zeros?)\b(?!\])")
+VALUE_PATTERN = re.compile(
+    r"(?<!\[)(?:\b(True|1|ones|non-?zero|False|0|zeros?)|(?:!=|≠|>) ?0)\b(?!\])"
+)
 HIDDEN_PATTERN = (
     r"pad\w*|masked|ignored?|hid\w+|blocked|excluded|invalid|forbidden|missing|empty"
     r"|(?:may|can|must|should) ?not"
@@ -940,6 +955,9 @@ def hides_where_true(target: Any, mask: str) -> bool | None:
     >>> def attend_to(x, mask): "mask: False at keys not to be attended."
     >>> hides_where_true(attend_to, "mask")
     False
+    >>> def attend_along(x, adj): "adj[i, j] != 0 lets node i attend to node j."
+    >>> hides_where_true(attend_along, "adj")
+    False
     """
     said = set()
     names = "|".join(map(re.escape, parameters_by_name(target)))
@@ -953,7 +971,7 @@ def hides_where_true(target: Any, mask: str) -> bool | None:
             value = VALUE_PATTERN.search(clause)
             meaning = value and MEANING_PATTERN.search(clause, value.end())
             if value and meaning:
-                is_true = value[1].lower() not in ("false", "0", "zero", "zeros")
+                is_true = value[0].lower() not in ("false", "0", "zero", "zeros")
                 is_hidden = bool(
                     re.fullmatch(HIDDEN_PATTERN, meaning[2], re.IGNORECASE)
                 )

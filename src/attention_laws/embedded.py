@@ -31,12 +31,19 @@ FIRST_ID = 4
 # The parameters of the largest model that is checked as it was built, or at the sizes
 # that it has by default: a check makes thousands of calls.
 LARGEST_MODEL = 1_000_000
+# The share of ids that an embedding of token ids gets of those that the model got.
+ENOUGH_IDS = 0.6
 # An argument for models that find the padding among their token ids.
 PADDING = "padding_mask"
+# What the tokens of a vocabulary are.
+TOKEN_NAMES = (
+    "token|item|word|char|symbol|letter|phoneme|event|note|action|product|movie|skill"
+    "|question|exercise|concept|problem|code|gene"
+)
 # Sizes of whole models, whose large defaults would only cost time.
 SMALL_MODEL = {
-    r"(\w+_)?vocab(ulary)?(_size)?|(n|num|nb)_?(tokens?|items?|words?|embeddings)"
-    r"|(item|token|word)_(num|size|count)": 64,
+    r"(\w+_)?vocab(ulary)?(_size)?|(n|num|nb)_?(embeddings|(%s)s?)"
+    r"|(%s)_(num|size|count)" % ((TOKEN_NAMES,) * 2): 64,
     r"(n|num|nb)_?(\w+_)?(layers?|blocks?)|depth|layers": 2,
 }
 
@@ -59,6 +66,16 @@ def takes_ids(target: Any) -> bool:
 def is_large(model: nn.Module) -> bool:
     """Whether a model has too many parameters to be checked as a whole."""
     return sum(parameter.numel() for parameter in model.parameters()) > LARGEST_MODEL
+
+
+def embedding_widths(model: nn.Module) -> list[int]:
+    r"""The widths of the vectors that a model may look up.
+
+    >>> embedding_widths(nn.ModuleList([nn.Embedding(9, 4), nn.Linear(4, 7)]))
+    [4]
+    """
+    tables = (part for part in model.modules() if isinstance(part, nn.Embedding))
+    return [*dict.fromkeys(table.embedding_dim for table in tables)]
 
 
 def weights_of_tables(target: Any) -> list[str]:
@@ -174,11 +191,15 @@ def call_with_ids(
 ) -> Any:
     """Call `model` with ids in place of vectors, which its tables then return."""
 
-    def look_up(_table: nn.Module, given: tuple[Tensor], output: Tensor) -> Tensor:
-        rows = vectors_of(given[0], inputs, ids).to(output)
+    def look_up(table: Any, given: tuple[Tensor], output: Tensor) -> Tensor:
+        rows, is_known = vectors_of(
+            given[0], inputs, ids, table.padding_idx
+        )  # [..., width], [...]
         if rows.shape != output.shape:  # and not one number for all features
             raise ValueError("its vectors have another width than its embedding")
-        return rows + 0 * output  # so that the table has a gradient
+        # A token that the model adds, such as one in front, has a row of the table. The
+        # sum lets all of the table have a gradient.
+        return torch.where(is_known[..., None], rows.to(output), output) + 0 * output
 
     ids_of = {id(vectors): each for vectors, each in zip(inputs, ids, strict=True)}
     handles = [table.register_forward_hook(look_up) for table in tables]
@@ -210,16 +231,31 @@ def without_infinite_columns(
     return logits.masked_fill(hidden, 0.0) if bool(hidden.any()) else logits
 
 
-def vectors_of(given: Tensor, inputs: list[Tensor], ids: list[Tensor]) -> Tensor:
-    """The vectors of ids, which may be a part of those that the model got."""
+def vectors_of(
+    given: Tensor, inputs: list[Tensor], ids: list[Tensor], padding_id: int | None
+) -> tuple[Tensor, Tensor]:
+    """The vectors of ids, and which of these are known.
+
+    The ids may be a part of those that the model got. Where several are those of
+    padding, it is not known which.
+    """
     for vectors, each in zip(inputs, ids, strict=True):
         if torch.equal(given, each):
-            return vectors
+            return vectors, torch.ones_like(given, dtype=torch.bool)
     known = torch.cat([each.flatten() for each in ids])
     found = given[..., None] == known
-    if not bool((found.sum(-1) == 1).all()):
+    if padding_id is not None:
+        found &= (given != padding_id)[..., None]
+    is_known = found.any(dim=-1)
+    others = given.masked_fill(is_known, FIRST_ID)
+    if padding_id is not None:
+        others = others.masked_fill(given == padding_id, FIRST_ID)
+    # What a model computes of ids is no token of its own, which is that of all items.
+    is_computed = len(given) > 1 and bool((others != others[:1]).any())
+    if is_computed or bool((found.sum(-1) > 1).any()):
         raise ValueError("its tokens cannot be told apart by their ids")
-    return torch.cat([x.flatten(0, -2) for x in inputs])[found.int().argmax(-1)]
+    rows = torch.cat([x.flatten(0, -2) for x in inputs])  # [tokens, width]
+    return rows[found.int().argmax(-1)], is_known
 
 
 def find_tables(
@@ -262,11 +298,12 @@ def seen_tables(
         (2 + torch.arange(n.numel()) % 3 % 2).view(n).to(inputs[0].device)
         for n in sizes
     ]
-    numbers = {n for each in ids for n in each.flatten().tolist()}
+    numbers = torch.cat([each.flatten() for each in ids])  # [tokens]
     seen = []
 
     def note(name: str, _table: nn.Module, given: tuple[Tensor], _: Tensor) -> None:
-        if given[0].numel() and numbers >= {*given[0].flatten().tolist()}:
+        # Tokens that the model adds are few; positions count from zero.
+        if torch.isin(given[0], numbers).float().mean() > ENOUGH_IDS:
             seen.append(name)
 
     for name, part in copied.named_modules():

@@ -43,6 +43,7 @@ from attention_laws.calling import (
     SlowCallError,
     are_tokens_a_set,
     built_by,
+    context_of_all_items,
     count_own_keys,
     error_location,
     has_one_axis_of_tokens,
@@ -98,7 +99,7 @@ from attention_laws.infer_masks import (
 )
 from attention_laws.infer_weights import infer_weights
 from attention_laws.law import ScriptError, did_you_mean
-from attention_laws.script import CallArguments, Script
+from attention_laws.script import NUMBER_OF_EACH, CallArguments, Script
 from attention_laws.tools import CalledFunctions, WeightsRecorder, calls_softmax, loss
 
 # Names in code that attends within chunks, beside those of PyTorch's functions.
@@ -481,8 +482,9 @@ def infer_layout(probe: CallProbe, usual: bool) -> None:
             if call is not None and is_constant(*call):
                 error = "gives the same output for all inputs"
                 probe.first_error = probe.first_error or error
-            elif call is not None and accepts_other_batch(probe, fields, more):
-                fields["output_index"] = call[0].adapter.output_index
+                continue
+            fields["output_index"] = call[0].adapter.output_index if call else ""
+            if call is not None and accepts_other_batch(probe, fields, more):
                 mixing = token_mixing(*call) or mixing_of_longer(probe, fields, more)
                 found.setdefault(mixing, fields)
         if found and max(found) > 0:
@@ -555,7 +557,8 @@ def accepts_other_batch(
 
     The two items of a first batch may be accepted as a pair, by coincidence, the five
     tokens of a first sequence as as many features, and an image of one row where pairs
-    of tokens make a square.
+    of tokens make a square. As many classes as there are batch items do not belong to
+    one of them each.
     """
     is_fixed = "fixed_length" in fields
     if fields.get("image") and fields.get("is_pooled") and not is_fixed:
@@ -566,7 +569,7 @@ def accepts_other_batch(
         if probe.try_call(**fields, **{**more, "k_len": 7}) is None:
             return False
     is_guessed = "{batch_size}" in str(fields.get("extra_args")) or "inputs" in fields
-    if not is_guessed:
+    if not is_guessed and fields["output_index"] != NUMBER_OF_EACH:
         return True
     return probe.try_call(**fields, **more, batch_size=6) is not None
 
@@ -646,11 +649,14 @@ def infer_roles(probe: CallProbe) -> None:
         probe.update(**swapped)
         probe.record("query", swapped["inputs"][0], "inferred")
     adapter = probe.adapter
-    constant = {**adapter.extra_args, adapter.inputs[1]: "torch.ones_like({query})"}
-    alone = CallProbe(
-        replace(adapter, inputs=adapter.inputs[:1], extra_args=constant), options
-    )
-    call = alone.try_call()
+    # One of the same length in all calls, unless it must have that of the queries.
+    for text in (context_of_all_items(adapter), "torch.ones_like({query})"):
+        constant = {**adapter.extra_args, adapter.inputs[1]: text}
+        alone = CallProbe(
+            replace(adapter, inputs=adapter.inputs[:1], extra_args=constant), options
+        )
+        if (call := alone.try_call()) is not None:
+            break
     if call is None or token_mixing(*call) <= 0:
         return
     module = call[0].namespace["attention"]
@@ -720,6 +726,9 @@ def infer_behavior(probe: CallProbe) -> None:
         # Of the two attentions of a decoder, that is the one of the queries.
         probe.update(causal_queries=True, mixes_queries=True)
         text, causal = f"yes, for `{adapter.inputs[0]}`", False
+    if options.causal is None and needs_causal_mask(probe):
+        text, causal = "only with a causal mask", True
+        probe.update(needs_causal_mask=True)
     probe.record("causal without a mask", text, source, causal=causal)
     probe.update(masks=tuple(find_moved_queries(probe, m) for m in adapter.masks))
 
@@ -751,6 +760,26 @@ def infer_behavior(probe: CallProbe) -> None:
             infer_memory(probe)
             infer_made_memory(probe)
             infer_context_cache(probe)
+
+
+def needs_causal_mask(probe: CallProbe) -> bool:
+    """Whether a score is right only if its key is not behind the query.
+
+    The skewing of the Music Transformer moves scores of other queries to such places.
+    The required mask hides token 1 from the first query, or from the last.
+    """
+    adapter, mask = probe.adapter, probe.adapter.required_mask
+    is_plain = adapter.single_input and not (adapter.image or adapter.is_pooled)
+    if mask is None or not ({"q", "k"} <= {*mask.axes} and is_plain):
+        return False
+    leaks = []
+    for query in (0, 4):
+        place = slice(query, query + 1)
+        call = probe.try_call(mask=mask, hide=(place, slice(1, 2), slice(None)))
+        if call is None:
+            return False
+        leaks.append(influence(*call, {"l": slice(1, 2)}, {"l": place}))
+    return leaks[1] < 1e-6 < 1e-3 < leaks[0]
 
 
 def find_moved_queries(probe: CallProbe, mask: MaskArgument) -> MaskArgument:
@@ -881,13 +910,13 @@ def infer_window(probe: CallProbe) -> None:
         infer_chunks(probe, script, args.inputs[0], output)
     # A token that attends to itself alone is none of a window.
     if len(widths) == 1 and 1 < max(widths) < length - 4:
-        stated = structure.stated_window(script.namespace["attention"])
-        window = stated or max(widths)
-        init_args = dict(adapter.init_args)
-        built_for = adapter.named_sizes(sizes)["window"]
         several = adapter.is_module and (
             structure.count_attentions(script.namespace["attention"]) > 1
         )
+        stated = structure.stated_window(script.namespace["attention"])
+        window = max(widths) if several else stated or max(widths)
+        init_args = dict(adapter.init_args)
+        built_for = adapter.named_sizes(sizes)["window"]
         if (several or not adapter.causal) and window != built_for:
             # In two directions, many count the keys on each side of a token. Several
             # layers reach farther than each of them.

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import nn
 
-from attention_laws import configs, names, structure
+from attention_laws import configs, documented, names, structure
 from attention_laws.adapter import CallError, Fact, Sizes, check_divisible
 from attention_laws.calling import CallProbe
 from attention_laws.embedded import small_config, small_sizes, takes_ids
@@ -109,12 +109,11 @@ def infer_init_args(
     required_by_name = names.required_by_name(parameters.values())
     values = names.argument_values(required_by_name)
     values |= names.tied_widths(parameters, values, options, tie)
+    values |= documented_widths(target, values)
     small = small_sizes(parameters.values()) if takes_ids(target) else {}
     values |= small
     for name, required in required_by_name.items():
         value = values[name].replace("320", str(longest))
-        if longest < 320:  # several windows, where a small image is not one
-            value = value.replace("(3, 3)", "(8, 8)")
         value = names.pair_of(target, name, value) if value else value
         if not required and is_left_out(parameters[name].default, value):
             continue
@@ -123,6 +122,8 @@ def infer_init_args(
             sizes[value] = sizes.get(value) or options.init_args[name]
         else:
             text, scope = init_argument(probe, parameters[name], value, fill)
+            if longest < 320:  # several windows, where a small image is not one
+                text = text.replace("(3, 3)", "(8, 8)")
             init_args |= {name: text} if text else {}
             namespace |= scope
             present |= {*re.findall(r"{\w+}", text)}
@@ -138,6 +139,24 @@ def infer_init_args(
     adapter = probe.adapter
     built_as = adapter.build_expression(Sizes(2, 5, 5, adapter.heads, adapter.d_k))
     probe.record("built as", built_as, "given" if options.init_args else "inferred")
+
+
+def documented_widths(target: Any, values: Mapping[str, str]) -> dict[str, str]:
+    r"""The arguments of a constructor that name the features of a documented input.
+
+    >>> class Forecaster(nn.Module):
+    ...     def __init__(self, n_series, d_model=8):
+    ...         super().__init__()
+    ...     def forward(self, x): "x: (batch, time, n_series)"
+    >>> documented_widths(Forecaster, {"n_series": "", "d_model": "{d_model}"})
+    {'n_series': '{d_model}'}
+    """
+    features = {axes[-1] for axes in documented.shapes(target).values() if axes[2:]}
+    return {
+        name: "{d_model}"
+        for name, value in values.items()
+        if name in features and not value.startswith("{")
+    }
 
 
 def init_argument(

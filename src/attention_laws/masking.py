@@ -129,9 +129,12 @@ def padded_calls(
     """
     skip_unless(script.sizes.k_len > 1, "needs two keys")
     applicable = False
+    of_first = structure.pools_by_first_token(script.adapter.target)
     for allowed, hidden in padding_masks(script):
         queries = list(range(len(allowed)))
         if script.adapter.is_pooled:
+            if of_first and 0 in hidden:
+                continue  # it is the query
             queries = [0]
         elif script.adapter.queries_are_keys:
             queries = [query for query in queries if query not in hidden]

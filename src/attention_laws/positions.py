@@ -22,6 +22,7 @@ from attention_laws.adapter import Adapter, without_future
 from attention_laws.algebra import (
     has_unknown_order,
     make_equal_tokens,
+    record_equal_tokens,
     record_weights,
     record_weights_with_gradients,
 )
@@ -39,9 +40,10 @@ from attention_laws.law import (
 )
 from attention_laws.order import MANY, attends_twice
 from attention_laws.rounding import (
+    assert_weights_are_exact,
     has_coarse_bias,
     rounds_bias,
-    rounds_with_buffers,
+    skip_if_of_buffers,
 )
 from attention_laws.scores import score_gradients
 from attention_laws.script import CallArguments, Script, parts_of
@@ -118,7 +120,7 @@ def assert_table_has_effect(script: Script) -> None:
     """
     adapter = script.adapter
     is_plain = adapter.single_input and not (adapter.image or adapter.extra_args)
-    is_open = adapter.positions in ("none", "unknown")
+    is_open = adapter.positions in ("none", "unknown", "relative")
     if not (is_plain and adapter.is_module and is_open):
         return
     length = adapter.fixed_length or 40
@@ -139,7 +141,7 @@ def assert_table_has_effect(script: Script) -> None:
     if not order_matters(script, args):
         message = f"`{used[0]}` is used, and the order of the tokens does not matter"
         script.fail("False, " + repr(message), message, math.nan, 0.0)
-    if weights := record_weights(script, make_equal_tokens(script, args)):
+    if weights := record_equal_tokens(script, args):
         last = f"{weights}[:, -1]"
         message = f"`{used[0]}` is used, and equal tokens have equal weights"
         script.assert_true(f"{last}.max() > 1.001 * {last}.min()", message)
@@ -194,7 +196,7 @@ def assert_last_weights_differ(script: Script, length: int) -> None:
         script.sizes = replace(script.sizes, d_k=max(16, script.sizes.d_k))
     script.restart()
     args = script.make_arguments(script.all_allowed(length, length))
-    weights = record_weights(script, make_equal_tokens(script, args))
+    weights = record_equal_tokens(script, args)
     skip_unless(weights, "its weights are neither returned nor those of a softmax")
     for head in range(script.sizes.heads):
         last = f"{weights}[{head}, -1, -20:]"
@@ -224,9 +226,9 @@ def weights_of_equal_tokens(script: Script, length: int) -> str:
     script.sizes = replace(script.sizes, batch_size=1, q_len=length, k_len=length)
     script.restart()
     args = script.make_arguments(script.all_allowed(length, length))
-    args = make_equal_tokens(script, args)
-    if weights := record_weights(script, args):
+    if weights := record_equal_tokens(script, args):
         return script.assign("weights", f"{weights}.detach()")
+    args = make_equal_tokens(script, args)
     if adapter.weights_source:
         weights = script.call_for_weights(args)
         index = [":" if letter in "qk" else "0" for letter in adapter.weights_axes]
@@ -779,7 +781,8 @@ def relative_table(script: Script) -> None:
         args = restart_with_all_distances(script, rows)
         if args is not None:
             try:
-                assert_all_rows_used(script, args, name, rows)
+                if not assert_all_rows_used(script, args, name, rows):
+                    continue
             except LawViolation:
                 if not larger_image_uses_all(script, name, rows):
                     raise
@@ -949,18 +952,24 @@ def restart_with_all_distances(script: Script, rows: int) -> CallArguments | Non
 
 def assert_all_rows_used(
     script: Script, args: CallArguments, name: str, rows: int
-) -> None:
-    """Each row receives a gradient; in causal attention, half of them are enough."""
+) -> bool:
+    """Each row receives a gradient; in causal attention, half of them are enough.
+
+    Return whether one does: in a window of one token, whose weight is 1, none may.
+    """
     script.exec_line(f"loss({script.call(args)}).backward()")
     grad = script.assign("grad", f"attention.get_parameter({name!r}).grad")
     if script.evaluate(f"{grad} is None"):
-        return  # the law of gradients reports it
+        return False  # the law of gradients reports it
     by_row = f"{grad}.movedim({axis_of(script, name, rows)}, 0).flatten(1)"
     used = script.assign("used", f"{by_row}.any(dim=1).sum().item()")
+    if not script.evaluate(used):
+        return False
     expected = [(rows + 1) // 2, rows] if script.adapter.causal else [rows]
     expected += rows_of_blocks(script.evaluate("attention"), rows)
     message = f"only {script.evaluate(used)} of {rows} rows of `{name}` are used"
     script.assert_true(f"{used} in {expected}", message)
+    return True
 
 
 def rows_of_blocks(module: nn.Module, rows: int) -> list[int]:
@@ -1043,9 +1052,10 @@ def distant_positions(script: Script) -> None:
     weights: a table that ends early, or that is made of blocks, repeats positions or
     omits some. In half precision the positions must be computed in float32: bfloat16
     has 8 bits, and the angle of a rotary encoding is wrong from position 256 on, as
-    1,040 tokens show. An image of so many pixels has rows and columns, and two
-    distances; a video has as many frames, too. Times in seconds may be as large as
-    those of today, of which float32 rounds the last 2 minutes.
+    1,040 tokens show, or their weights in the first layer of a model. An image of so
+    many pixels has rows and columns, and two distances; a video has as many frames,
+    too. Times in seconds may be as large as those of today, of which float32 rounds the
+    last 2 minutes.
 
     Published models, such as BLOOM and MPT, add a linear bias by the position in the
     dtype of their scores. If only that is rounded, it is reported as a skip unless
@@ -1070,7 +1080,10 @@ def distant_positions(script: Script) -> None:
     is_alone = adapter.is_module and not attends_twice(script)
     if adapter.positions == "rotary" and is_alone and takes_longest:
         lengths.append(LONGEST)  # of 300 positions, few are rounded
-    is_coarse = are_far_positions_coarse(script, lengths)
+    is_model = adapter.positions == "rotary" and adapter.is_module and not is_alone
+    has_weights = is_model and takes_longest
+    has_weights = has_weights and assert_weights_are_exact(script, LONGEST)
+    is_coarse = not has_weights and are_far_positions_coarse(script, lengths)
     is_video = adapter.image.startswith("video")
     if is_video:
         # It may have a table for fewer frames.
@@ -1106,13 +1119,7 @@ def are_far_positions_coarse(script: Script, lengths: list[int]) -> bool:
         try:
             assert_half_is_close(script, dtype)
         except LawViolation:
-            reason = (
-                f"counts positions in the dtype of a buffer, which is rounded with the "
-                f"module: keep it in float32 where the module is in {dtype}"
-            )
-            is_promised = documented.works_in_half(script.adapter.target)
-            insists = script.insist or is_promised
-            skip_unless(insists or not rounds_with_buffers(script, dtype), reason)
+            skip_if_of_buffers(script, dtype)
             if script.insist or not rounds_bias(script, dtype):
                 raise
             is_coarse = True

@@ -9,6 +9,7 @@ and Hugging Face's transformers, which read configs.
 """
 
 import copy
+import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
@@ -194,5 +195,8 @@ def codes_of_part(part: nn.Module) -> Iterator[CodeType]:
 
 @cache
 def names_random(code: CodeType) -> bool:
-    """Whether a function names one that draws random numbers."""
-    return re.search(r"dropout|bernoulli|\brand", " ".join(code.co_names)) is not None
+    """Whether a function names one that draws random numbers, or its argument."""
+    texts = [each if isinstance(each, tuple) else (each,) for each in code.co_consts]
+    keywords = (each for each in itertools.chain(*texts) if isinstance(each, str))
+    found = " ".join([*code.co_names, *filter(str.isidentifier, keywords)])
+    return re.search(r"dropout|bernoulli|\brand", found) is not None

@@ -11,9 +11,13 @@ Source: the [laws of positions](positions.md) and of [decoding](decoding.md) ask
 
 import torch
 
-from attention_laws import tools
-from attention_laws.algebra import make_equal_tokens, record_weights
-from attention_laws.law import LawViolation, ScriptError
+from attention_laws import documented, tools
+from attention_laws.algebra import (
+    make_equal_tokens,
+    record_equal_tokens,
+    record_weights,
+)
+from attention_laws.law import LawViolation, ScriptError, skip_unless
 from attention_laws.script import Script
 
 
@@ -40,6 +44,50 @@ def rounds_with_buffers(script: Script, dtype: torch.dtype) -> bool:
     except LawViolation:
         return True
     return False
+
+
+def assert_weights_are_exact(script: Script, length: int) -> bool:
+    """The first weights of a model in bfloat16 are those of float32, for equal tokens.
+
+    Its outputs tell less: the errors of all layers add up. Return whether the weights
+    were found.
+    """
+    try:
+        with script.using(dtype=torch.bfloat16, q_len=length, k_len=length):
+            script.restart()
+            args, logs = script.make_arguments(), []
+            for dtype in (torch.bfloat16, torch.float32):
+                script.exec_line(f"attention.to({dtype})")
+                for name in args.inputs:
+                    script.exec_line(f"{name} = {name}.to({dtype})")
+                script.dtype = dtype
+                if not (weights := record_equal_tokens(script, args)):
+                    return False
+                # Those in front of a window are zero.
+                seen = script.evaluate(f"({weights}[0, -1] > 0).sum().item()")
+                last = f"{weights}[:, -1, -{seen} :]"
+                logs.append(script.assign("logs", f"{last}.float().log()"))
+            rounded, exact = (f"({x} - {x}.mean(dim=-1, keepdim=True))" for x in logs)
+            message = f"in bfloat16, the weights of {length} equal tokens differ"
+            claim = f"({rounded} - {exact}).abs().max() <= 0.2 * {exact}.abs().max()"
+            script.assert_true(claim, message)
+    except LawViolation:
+        skip_if_of_buffers(script, torch.bfloat16)
+        raise
+    except ScriptError as failure:
+        if not script.is_unsupported(failure):
+            raise
+    return True
+
+
+def skip_if_of_buffers(script: Script, dtype: torch.dtype) -> None:
+    """Excuse positions in half precision that are so with the buffers of the module."""
+    reason = (
+        f"counts positions in the dtype of a buffer, which is rounded with the "
+        f"module: keep it in float32 where the module is in {dtype}"
+    )
+    insists = script.insist or documented.works_in_half(script.adapter.target)
+    skip_unless(insists or not rounds_with_buffers(script, dtype), reason)
 
 
 def has_coarse_bias(script: Script, length: int) -> bool:

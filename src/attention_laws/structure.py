@@ -26,6 +26,7 @@ from attention_laws.names import (
     ARGUMENT_NAMES,
     ARGUMENT_VALUES,
     ATTENTION_PATTERN,
+    CAUSAL_PATTERN,
 )
 from attention_laws.source import source_of
 
@@ -179,7 +180,8 @@ def table_sizes(module: nn.Module) -> dict[str, int]:
     biases = {
         f"{name}.weight"
         for name, part in module.named_modules()
-        if isinstance(part, nn.Embedding) and name.endswith("bias")
+        if isinstance(part, nn.Embedding)
+        if name.endswith("bias") or re.search(r"(^|\.)rel[a-z_]*\.", name)
     }
     return {
         name: max(parameter.shape)
@@ -295,6 +297,32 @@ def options_that_are_off(target: nn.Module) -> set[str]:
     """
     arguments = inspect.signature(type(target)).parameters
     return {name for name in arguments if vars(target).get(name, ...) is None}
+
+
+def is_built_causal(target: Any) -> bool:
+    r"""Whether a flag that a module stores makes it causal.
+
+    >>> class Attention(nn.Module):
+    ...     def __init__(self, causal=False):
+    ...         super().__init__()
+    ...         self.causal = causal
+    >>> is_built_causal(Attention()), is_built_causal(Attention(causal=True))
+    (False, True)
+    """
+    flags = vars(target).items() if isinstance(target, nn.Module) else ()
+    return any(CAUSAL_PATTERN.match(name) and value is True for name, value in flags)
+
+
+def pools_by_first_token(target: Any) -> bool:
+    r"""Whether the output of all tokens is that of the first, such as one of a class.
+
+    >>> def pool(x): return x[:, 0]
+    >>> def shorten(x, mask): return x * mask[:, 0]
+    >>> pools_by_first_token(pool), pools_by_first_token(shorten)
+    (True, False)
+    """
+    text = source_of(type(target) if isinstance(target, nn.Module) else target)
+    return bool(re.search(r"\b(?!\w*(mask|len))\w+\[:, ?0\]|\[CLS\]", text))
 
 
 def uses_spectra(target: Any) -> bool:
@@ -1125,7 +1153,8 @@ def paths_of_attention(model: nn.Module) -> list[str]:
     r"""The names of the submodules that are attention.
 
     That is the innermost with known projections, whatever its class is named, or else
-    the outermost whose class is named attention, or has a method of this name.
+    the outermost whose class is named attention, or has a method of this name, or a
+    block that has projections for queries and keys beside other layers.
 
     >>> paths_of_attention(nn.TransformerEncoderLayer(8, 2))
     ['self_attn']
@@ -1138,7 +1167,23 @@ def paths_of_attention(model: nn.Module) -> list[str]:
     known = [path for path, part in parts.items() if find_projections(part, {})]
     inner = [p for p in known if not any(q.startswith(f"{p}.") for q in known)]
     outer = [p for p in named if not any(p.startswith(f"{q}.") for q in named)]
-    return inner + [p for p in outer if not any(q.startswith(p) for q in inner)]
+    found = inner + [p for p in outer if not any(q.startswith(p) for q in inner)]
+    blocks = [path for path, part in parts.items() if projects_queries_and_keys(part)]
+    return found or blocks
+
+
+def projects_queries_and_keys(module: nn.Module) -> bool:
+    r"""Whether a module has layers of its own that project queries and keys.
+
+    >>> block = {name: nn.Linear(4, 4) for name in ("to_q", "to_kv", "feed_forward")}
+    >>> projects_queries_and_keys(nn.ModuleDict(block))
+    True
+    """
+    layers = (name for name, _ in module.named_children())
+    roles = {PROJECTION_ROLES.get(normalize_name(name)) for name in layers}
+    return "fused" in roles or (
+        "query" in roles and bool({"key", "fused_key_value"} & roles)
+    )
 
 
 def is_named_attention(kind: type[nn.Module]) -> bool:

@@ -548,6 +548,51 @@ def recorded_weights(
     return the_only([each for each in every if each is not None])
 
 
+def first_weights(
+    call: Callable[[], Any], model: nn.Module, q_len: int, k_len: int
+) -> Tensor | None:
+    r"""The weights of the first attention of a model that tells equal tokens apart.
+
+    If none does, those of the first. None unless its tokens are equal: each linear
+    layer that is called before it has the same input for all, to which no positions
+    were added.
+
+    >>> layer, x = nn.Linear(3, 3), torch.ones(1, 5, 3)
+    >>> def attend(x): return (layer(x) @ layer(x).mT).softmax(-1)
+    >>> first_weights(lambda: attend(x), layer, 5, 5).shape
+    torch.Size([1, 5, 5])
+    >>> tokens = torch.randn(1, 5, 3)
+    >>> first_weights(lambda: attend(tokens), layer, 5, 5) is None
+    True
+    """
+    recorder = WeightsRecorder()
+    are_equal: list[bool] = []
+
+    def note(_layer: nn.Module, given: tuple[Tensor, ...]) -> None:
+        for x in given[:1]:
+            axes = [n for n, size in enumerate(x.shape[:-1]) if size == k_len]
+            if axes and not recorder.found:
+                first = x.narrow(axes[0], 0, 1)
+                are_equal.append(torch.allclose(x, first, atol=1e-5))
+
+    layers = [part for part in model.modules() if isinstance(part, nn.Linear)]
+    handles = [layer.register_forward_pre_hook(note) for layer in layers]
+    with recorder:
+        call()
+    for handle in handles:
+        handle.remove()
+    every = (
+        weights_by_head(weights, dim, weights.numel() // (q_len * k_len), q_len, k_len)
+        for weights, dim in recorder.found
+    )
+    found = [weights for weights in every if weights is not None]
+    if not (found and are_equal and all(are_equal)):
+        return None
+    last = (weights[:, -1] for weights in found)
+    apart = [bool(row.max() > 1.001 * row[row > 0].min()) for row in last]
+    return found[apart.index(True) if any(apart) else 0]
+
+
 def the_only(found: list[Tensor]) -> Tensor | None:
     """The tensor that a list has, once or several times, up to rounding."""
     is_one = bool(found) and all(

@@ -1,6 +1,7 @@
 """Models of token ids are checked as a whole, with vectors in place of the ids."""
 
 import inspect
+import itertools
 import json
 from typing import Any
 
@@ -285,6 +286,72 @@ class PoolsBehindPadding(Model):
 def test_padding_hides_the_tokens_that_get_its_id() -> None:
     adapter = infer_adapter(of_vectors(PoolsBehindPadding), "Pools", "", Options())
     assert [(mask.kind, mask.axes) for mask in adapter.masks] == [("ignore", "bk")]
+
+
+class AddsToken(Model):
+    """A token of its own is in front, as one for the class of a text."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        first = torch.full_like(ids[:, :1], 1)
+        return self.tokens(torch.cat([first, ids], dim=1))
+
+
+def test_a_token_that_a_model_adds_has_a_row_of_the_table() -> None:
+    model = with_vectors(AddsToken())
+    x = torch.randn(2, 3, WIDTH)
+    output = model(x)
+    assert torch.equal(output[:, 1:], x)
+    assert torch.equal(output[:, 0], model.tokens.weight[1].expand(2, WIDTH))
+
+
+class ShiftsTokens(AddsToken):
+    """A token sees those before it; the one in front is its own."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return super().forward(ids)[:, :-1]
+
+
+def test_several_tokens_of_padding_are_none_of_the_vectors() -> None:
+    x, padding = torch.randn(1, 5, WIDTH), torch.arange(5)[None] > 2
+    output = of_vectors(ShiftsTokens)()(x, padding_mask=padding)
+    assert torch.equal(output[:, 1:4], x[:, :3])
+    assert not output[:, 4:].any()
+
+
+class Computes(Model):
+    def forward(self, ids: Tensor, shift: Tensor) -> Tensor:
+        return self.tokens(ids - shift)
+
+
+def test_ids_that_are_computed_are_refused() -> None:
+    model, x = of_vectors(Computes)(300), torch.randn(2, 5, WIDTH)
+    assert torch.equal(model(x, shift=torch.tensor(0)), x)
+    with pytest.raises(ValueError, match="cannot be told apart by their ids"):
+        model(x, shift=torch.tensor([[0], [100]]))
+
+
+class SmallSizes:
+    classes = 2
+
+
+class HasTwoClasses(Model):
+    """As many classes as a small batch has items; its sizes are those of a class."""
+
+    def __init__(self, sizes: Any = SmallSizes) -> None:
+        super().__init__()
+        widths = (WIDTH, 17, 19, 23, 29, 31, 37, 41, WIDTH)  # of no input
+        layers = (nn.Linear(*pair) for pair in itertools.pairwise(widths))
+        self.layers = nn.Sequential(*layers)
+        self.head = nn.Linear(WIDTH, sizes.classes)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.layers(self.tokens(ids)).mean(dim=1))
+        return logits
+
+
+def test_as_many_classes_as_items_are_no_number_of_each() -> None:
+    adapter = infer_adapter(of_vectors(HasTwoClasses), "Classes", "", Options())
+    assert (adapter.layout, adapter.is_pooled) == ("bld", True)
 
 
 class HasPaddingMask(Model):

@@ -2078,6 +2078,21 @@ def attend_to_filled(q: Tensor, k: Tensor, v: Tensor, w: int, hides: bool) -> Te
     return (scores.softmax(dim=-1) @ v).flatten(2, 3)[:, :, :length]
 
 
+class CausalByFlag(Correct):
+    """What is built as causal gets no context; another instance does."""
+
+    def __init__(self, d_model: int, heads: int, causal: bool = True) -> None:
+        super().__init__(d_model, heads)
+        self.causal = causal
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, context: Tensor | None = None
+    ) -> Any:
+        y = x if context is None else context
+        seen = torch.ones(x.shape[1], y.shape[1], dtype=torch.bool, device=x.device)
+        return super().forward(x, y, y, seen.tril()[None] if self.causal else None)
+
+
 VIOLATING: Violations = {
     "rows_sum_to_one": [
         (attend_to_filling, {}),
@@ -2252,6 +2267,8 @@ PASSING_ONE: Passes = [
     ("weights_match_output", Resampler),
     ("allowed_keys_attended", NewestOfContext),
     ("formula", NewestOfContext),
+    ("formula", CausalByFlag),
+    ("allowed_keys_attended", CausalByFlag),
 ]
 
 

@@ -1478,6 +1478,54 @@ class ScoresCandidates(SelfAttention):
         return super().forward(x).mean(dim=1) @ cands.T
 
 
+class ForecastsSeries(nn.Module):
+    """A forecast of series that have different lengths.
+
+    series: float tensor [batch, time, n_series], with zeros behind the end of each
+    lengths: long tensor [batch], the number of real steps of each series
+    """
+
+    def __init__(self, n_series: int = 6, d_model: int = 32, n_head: int = 4) -> None:
+        super().__init__()
+        self.embed = nn.Linear(n_series, d_model)
+        self.attend = Correct(d_model, n_head)
+        self.head = nn.Linear(d_model, 3)
+
+    def forward(self, series: Tensor, lengths: Tensor) -> Tensor:
+        items, steps, _ = series.shape
+        is_real = torch.arange(steps, device=series.device) < self.ends(lengths)
+        x = self.embed(series)
+        y = self.attend(x, x, x, is_real[:, None])
+        forecast: Tensor = self.head(y[torch.arange(items), lengths - 1])
+        return forecast
+
+    def ends(self, lengths: Tensor) -> Tensor:
+        return lengths[:, None]
+
+
+class ForecastsToLongestSeries(ForecastsSeries):
+    def ends(self, lengths: Tensor) -> Tensor:
+        return lengths.max().expand(len(lengths), 1)
+
+
+class ForecastsOneWindow(nn.Module):
+    """x: (batch, context_window, n_series) -> (batch, 4, n_series)"""
+
+    def __init__(
+        self, n_series: int, context_window: int = 24, d_model: int = 32
+    ) -> None:
+        super().__init__()
+        self.places = nn.Parameter(torch.randn(context_window, d_model))
+        self.embed = nn.Linear(n_series, d_model)
+        self.attend = SelfAttention(d_model, 1)
+        self.head = nn.Linear(context_window * d_model, 4 * n_series)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.attend(self.embed(x) + self.places)
+        forecast: Tensor = self.head(y.flatten(1)).unflatten(1, (4, -1))
+        return forecast
+
+
 VIOLATING: Violations = {
     "batch_independence": [
         (BiasOfFirstDepth, {}),
@@ -1540,6 +1588,7 @@ VIOLATING: Violations = {
         (KeepsIntegersOfOneScale, {}),
         (ClassBesideOtherFrames, {}),
         (TwosOfFirstItem, {}),
+        (ForecastsToLongestSeries, {}),
     ],
 }
 
@@ -1625,6 +1674,9 @@ PASSING_ONE: Passes = [
     ("batch_independence", KeepsIntegers),
     ("batch_independence", ClassBesideFrames),
     ("batch_independence", TwosAreGlobal),
+    ("batch_independence", ForecastsSeries),
+    ("padding", ForecastsSeries),
+    ("batch_independence", ForecastsOneWindow),
 ]
 
 

@@ -2906,6 +2906,33 @@ class DescribesFirstClip(DescribesClip):
         return self.describe(x, audio, cache)
 
 
+class CountsSeenTokens(MaskedSelfAttention):
+    """Tokens have places; `seen` is the number of those in the cache."""
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, seen: int, past: tuple[Tensor, Tensor] | None = None
+    ) -> Any:
+        place = torch.arange(seen, seen + x.shape[1], device=x.device)
+        angle = place[:, None] / 10 ** torch.arange(x.shape[2], device=x.device)
+        q, k, v = (
+            self.split(f(x + angle.sin())) for f in (self.query, self.key, self.value)
+        )
+        if past is not None:
+            k, v = (torch.cat(pair, dim=2) for pair in zip(past, (k, v), strict=True))
+        ones = torch.ones(x.shape[1], k.shape[2], dtype=torch.bool, device=x.device)
+        allowed = ones.tril(k.shape[2] - x.shape[1])[None]
+        return self.join(self.weigh(self.score(q, k), allowed) @ v), (k, v)
+
+
+class CountsSeenTokensAgain(CountsSeenTokens):
+    """The last piece counts its tokens twice."""
+
+    def forward(
+        self, x: Tensor, seen: int, past: tuple[Tensor, Tensor] | None = None
+    ) -> Any:
+        return super().forward(x, 2 * seen, past)
+
+
 VIOLATING: Violations = {
     "batch_independence": [
         (attend_to_longest, {}),
@@ -3017,6 +3044,7 @@ VIOLATING: Violations = {
         (PromptOfOtherBeams, {}),
         (KeepsTextOfShape, {}),
         (CountsEachChunkFromZero, {}),
+        (CountsSeenTokensAgain, {}),
     ],
 }
 
@@ -3115,6 +3143,7 @@ PASSING_ONE: Passes = [
     ("incremental_decoding", PromptThenSteps),
     ("incremental_decoding", KeepsTextInDict),
     ("incremental_decoding", SeesChunksBefore),
+    ("incremental_decoding", CountsSeenTokens),
 ]
 
 

@@ -1284,6 +1284,31 @@ class FixedDropoutOfInputs(SelfAttention):
         return super().forward(self.input_dropout(x))
 
 
+class DropsInKernel(nn.Module):
+    """Only an argument of the kernel tells that `p` is a probability of dropout."""
+
+    def __init__(self, d_model: int, heads: int, drop: float = 0.1) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(d_model, 3 * d_model)
+        self.p = drop
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).unbind(2)
+        p = self.p if self.training else self.p_in_evaluation()
+        kernel = nn.functional.scaled_dot_product_attention
+        y = kernel(*(t.transpose(1, 2) for t in (q, k, v)), dropout_p=p)
+        return y.transpose(1, 2).flatten(2)
+
+    def p_in_evaluation(self) -> float:
+        return 0.0
+
+
+class DropsInKernelAlways(DropsInKernel):
+    def p_in_evaluation(self) -> float:
+        return self.p
+
+
 VIOLATING: Violations = {
     "dropout": [
         (ForgetsItsRate, {}),
@@ -1384,6 +1409,7 @@ PASSING_ONE: Passes = [
     ("dropout", DropsKeysButItsOwn),
     ("dropout", DropsBehindNorm),
     ("dropout", DropsOfLatents),
+    ("dropout", DropsInKernel),
 ]
 
 

@@ -718,6 +718,31 @@ class CountsPadding(HidesPadding):
         return nn.functional.pad(super().mark(image), padding, value=1)
 
 
+class WindowsOfResolution(Correct):
+    """Windows of a map of one size, x: (B, H * W, C)"""
+
+    def __init__(
+        self,
+        dim: int,
+        input_resolution: tuple[int, int] = (16, 16),
+        num_heads: int = 4,
+        window_size: int = 4,
+    ) -> None:
+        super().__init__(dim, num_heads)
+        height, width = input_resolution
+        count, rest = divmod(height, window_size)
+        if rest or width != height:
+            raise ValueError("windows have to fit")
+        self.sides = (count, window_size, count, window_size)
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        parts = x.unflatten(1, self.sides).transpose(2, 3)
+        windows = parts.flatten(3, 4).flatten(0, 2)
+        y: Tensor = super().forward(windows, windows, windows)
+        y = y.unflatten(0, parts.shape[:3]).unflatten(3, parts.shape[3:5])
+        return y.transpose(2, 3).flatten(1, 4)
+
+
 VIOLATING: Violations = {
     "sampling_offsets": [
         (SamplesMapsByHeight, {}),
@@ -797,6 +822,7 @@ PASSING_ONE: Passes = [
     ("rectangular_images", MergedPixels),
     ("batch_independence", MasksOfWindows),
     ("padding", MasksOfWindows),
+    ("batch_independence", WindowsOfResolution),
 ]
 
 

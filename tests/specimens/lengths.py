@@ -826,6 +826,24 @@ class RecurrentToMemory(nn.Module):
         return torch.stack(states, dim=1)
 
 
+class SeesUpToLastQueries(Correct):
+    """x: the last n tokens, (b, n, d); context: all m tokens, (b, m, d)"""
+
+    def forward(self, x: Tensor, context: Tensor) -> Any:  # type: ignore[override]
+        q_len, k_len = x.shape[1], context.shape[1]
+        seen = torch.ones(q_len, k_len, dtype=torch.bool, device=x.device)
+        seen = seen.tril(self.diagonal(q_len, k_len))[None]
+        return super().forward(x, context, context, seen)
+
+    def diagonal(self, q_len: int, k_len: int) -> int:
+        return k_len - q_len
+
+
+class SeesUpToFirstQueries(SeesUpToLastQueries):
+    def diagonal(self, q_len: int, k_len: int) -> int:
+        return 0
+
+
 VIOLATING: Violations = {
     "long_sequences": [
         (RescalesIfAllGrow, {}),
@@ -846,6 +864,7 @@ VIOLATING: Violations = {
         (attention_in_short_blocks, {}),
         (FirstAlignmentOfPadding, {}),
         (attend_block_by_block, {}),
+        (SeesUpToFirstQueries, {}),
     ],
 }
 
@@ -883,6 +902,7 @@ PASSING_ONE: Passes = [
     ("long_sequences", ChunksOfPast),
     ("long_sequences", SharpenedByLimit),
     ("long_sequences", attend_by_finite_blocks),
+    ("long_sequences", SeesUpToLastQueries),
 ]
 
 

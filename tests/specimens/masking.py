@@ -1851,6 +1851,46 @@ class TrimsCacheLast(TrimsCacheFirst):
     trims_first = False
 
 
+class PoolsFirstToken(SelfAttention):
+    """x: (batch, seq, dim), its first token is [CLS], whose output is that of all."""
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, attention_mask: Tensor | None = None
+    ) -> Tensor:
+        allowed = None if attention_mask is None else attention_mask.bool()[:, None]
+        y: Tensor = Correct.forward(self, x, x, x, allowed)
+        return y[:, 0]
+
+
+class PoolsFirstTokenOfAll(PoolsFirstToken):
+    """The mask is that of the first item."""
+
+    def forward(self, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        mask = attention_mask
+        return super().forward(x, None if mask is None else mask[:1].expand_as(mask))
+
+
+class EncodesMemory(nn.Module):
+    """A decoder layer; an encoder of its own adds positions to what it attends to."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__()
+        self.places = nn.Embedding(600, d_model)
+        self.encoder = SelfAttention(d_model, heads)
+        self.decoder = SelfAttention(d_model, heads)
+        self.memory = Correct(d_model, heads)
+
+    def forward(self, tgt: Tensor, src: Tensor, tgt_mask: Tensor | None = None) -> Any:
+        """
+        tgt: (batch, tgt_len, dim)
+        src: (batch, src_len, dim)
+        tgt_mask: (batch, tgt_len, tgt_len), True = may attend
+        """
+        src = self.encoder(src + self.places.weight[: src.shape[1]])
+        tgt = tgt + Correct.forward(self.decoder, tgt, tgt, tgt, tgt_mask)
+        return tgt + self.memory(tgt, src, src)
+
+
 VIOLATING: Violations = {
     "allowed_keys_attended": [
         (IgnoresSameShape, {}),
@@ -1901,6 +1941,7 @@ VIOLATING: Violations = {
         (TextAndAllImages, {}),
         (PoolsFramesOfFirst, {}),
         (MasksContextWeakly, {}),
+        (PoolsFirstTokenOfAll, {}),
     ],
     "nonfinite_padding": [
         (Correct, MASK),
@@ -2044,6 +2085,9 @@ PASSING_ONE: Passes = [
     ("padding", CausalOfThree),
     ("padding", MaskOfPlaces),
     ("neutral_mask", MaskOfPlaces),
+    ("padding", PoolsFirstToken),
+    ("long_sequences", EncodesMemory),
+    ("padding", EncodesMemory),
 ]
 
 

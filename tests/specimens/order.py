@@ -613,6 +613,21 @@ class PriorBesideConvolution(SelfAttention):
         return weights / weights.sum(-1, keepdim=True)
 
 
+class LayersOfWindow(nn.Module):
+    """Two layers reach farther than the window that one of them has."""
+
+    sliding_window = Window.reach + 1
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Window(d_model, heads) for _ in range(2)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x + layer(x)
+        return x
+
+
 VIOLATING: Violations = {
     "repeated_tokens": [
         (SlotsOfSums, {}),
@@ -672,6 +687,7 @@ PASSING_ONE: Passes = [
     ("query_independence", AttendsToAudio),
     ("key_permutation", GridOfPixels),
     ("sliding_window", StreamOfFrames),
+    ("sliding_window", LayersOfWindow),
 ]
 
 

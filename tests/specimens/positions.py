@@ -1499,6 +1499,95 @@ class LayersWithBucketsNamedBias(LayersThatTurn):
         return BucketsNamedBias(d_model, heads)
 
 
+class LayersWithRotation(LayersThatTurn):
+    def layer(self, d_model: int, heads: int) -> nn.Module:
+        return Rotary(d_model, heads)
+
+
+class LayersWithRotaryWrongPairs(LayersThatTurn):
+    def layer(self, d_model: int, heads: int) -> nn.Module:
+        return RotaryWrongPairs(d_model, heads)
+
+
+class LayersWithRotaryInHalf(LayersThatTurn):
+    def layer(self, d_model: int, heads: int) -> nn.Module:
+        return RotaryInHalf(d_model, heads)
+
+
+class LayersWithRotaryOfBuffer(LayersThatTurn):
+    def layer(self, d_model: int, heads: int) -> nn.Module:
+        return RotaryInDtypeOfBuffer(d_model, heads)
+
+
+class SecondLayerTurns(LayersThatTurn):
+    """The first layer has no positions of its own, as in some published models."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.layers[0] = MaskedSelfAttention(d_model, heads)
+
+    def layer(self, d_model: int, heads: int) -> nn.Module:
+        return Rotary(d_model, heads)
+
+
+class RowsOfPart(nn.Module):
+    """The biases of distances, in a module of its own."""
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.rows = nn.Embedding(8, heads)
+
+    def forward(self, distance: Tensor) -> Tensor:
+        rows: Tensor = self.rows(distance)
+        return rows
+
+
+class BucketsOfPart(BucketsOfLater):
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.rel = RowsOfPart(heads)  # type: ignore[assignment]
+
+
+class LayersWithBucketsOfPart(LayersThatTurn):
+    def layer(self, d_model: int, heads: int) -> nn.Module:
+        return BucketsOfPart(d_model, heads)
+
+
+class TwoMapsOfRotatedHeads(Rotary):
+    """The difference of two maps, each with half of the heads' features."""
+
+    def forward(self, x: Tensor) -> Any:
+        maps = 2 * self.heads
+        q, k = (
+            layer(x).unflatten(-1, (maps, -1)).transpose(1, 2)
+            for layer in (self.query, self.key)
+        )
+        later = torch.ones(x.shape[1], x.shape[1], device=x.device).triu(1).bool()
+        weights = self.score(q, k).masked_fill(later, -torch.inf).softmax(dim=-1)
+        one, other = weights.unflatten(1, (self.heads, 2)).unbind(2)
+        y = (one - 0.3 * other) @ self.split(self.value(x))
+        return self.join(nn.functional.rms_norm(y, y.shape[-1:]))
+
+
+class TwoMapsOfTwoSpeeds(TwoMapsOfRotatedHeads):
+    """Keys are rotated twice as far as queries."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().score(q, self.turn(k))
+
+
+class TableBesideOneRow(RelativeTable):
+    """A window of one token, whose weight is 1, has a table of one distance."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.relative_bias_of_one = nn.Parameter(torch.zeros(1, heads))
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        alone = self.relative_bias_of_one.softmax(dim=0)
+        return super().forward(x) * alone.mean()
+
+
 VIOLATING: Violations = {
     "moved_coordinates": [
         (MovesAtomsTooFar, {}),
@@ -1513,6 +1602,7 @@ VIOLATING: Violations = {
         (RotaryOverHeads, {"positions": "rotary"}),
         (RowsAndColumnsByHeight, {}),
         (BucketsOfFuture, {}),
+        (LayersWithBucketsOfPart, {}),
     ],
     "distant_positions": [
         (TimesInFloat, {}),
@@ -1528,6 +1618,7 @@ VIOLATING: Violations = {
         (RotatedInEachDtype, {}),
         (RotatedFramesInHalf, {}),
         (RotatedVideoInHalf, {}),
+        (LayersWithRotaryInHalf, {}),
     ],
     "linear_bias": [
         (LayersOfOtherSlopes, {}),
@@ -1555,6 +1646,8 @@ VIOLATING: Violations = {
         (RowsByHeightOfSquare, {}),
         (RotatesHalvesByPairs, {}),
         (RotatedByHeight, {}),
+        (LayersWithRotaryWrongPairs, {}),
+        (TwoMapsOfTwoSpeeds, {}),
     ],
     "rotary_angles": [
         (PartialRotaryOfWholeHead, {"positions": "rotary"}),
@@ -1624,6 +1717,12 @@ PASSING_ONE: Passes = [
     ("rotary_angles", RotatesQuarter),
     ("distant_positions", RotatedFrames),
     ("distant_positions", RotatedVideo),
+    ("relative_positions", LayersWithRotation),
+    ("distant_positions", LayersWithRotation),
+    ("positions_matter", LayersWithRotation),
+    ("positions_matter", SecondLayerTurns),
+    ("relative_positions", TwoMapsOfRotatedHeads),
+    ("relative_table", TableBesideOneRow),
 ]
 
 
@@ -1641,4 +1740,5 @@ EXCUSED: Excuses = [
     ("linear_bias", SlopesInOneSeries, "one series, as in the text of the paper"),
     ("distant_positions", BiasOfKeys, "its linear bias grows with the length"),
     ("linear_bias", LinearBiasInWindow, "Window"),
+    ("distant_positions", LayersWithRotaryOfBuffer, "the dtype of a buffer"),
 ]

@@ -348,6 +348,52 @@ class GrowsWithLayers(nn.Module):
         return x
 
 
+class SkewsScores(Correct):
+    """Scores of distances are moved to their keys, as by the Music Transformer.
+
+    The row of a query is filled up with those of the next one, which are of the future.
+    """
+
+    longest = 600
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.distances = nn.Parameter(torch.randn(self.longest, d_model // heads))
+
+    def forward(self, x: Tensor, mask: Tensor) -> Any:  # type: ignore[override]
+        """mask: bool, (length, length), True = may attend"""
+        return super().forward(x, x, x, mask[None])
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        length = q.shape[2]
+        rows = q @ self.distances[self.longest - length :].mT
+        padded = nn.functional.pad(rows, (1, 0))
+        skewed = padded.reshape(*q.shape[:2], length + 1, length)[:, :, 1:]
+        return super().score(q, k) + skewed
+
+
+class SkewsFromStart(SkewsScores):
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        length = q.shape[2]
+        shorter = self.distances[:length]
+        rows = nn.functional.pad(q @ shorter.mT, (1, 0))
+        skewed = rows.reshape(*q.shape[:2], length + 1, length)[:, :, 1:]
+        return Correct.score(self, q, k) + skewed
+
+
+class KeysAreEarlierTokens(SelfAttention):
+    """Each query attends to the tokens before its own, behind one that is learned."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.start = nn.Parameter(torch.randn(d_model))
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        earlier = torch.cat([self.start.expand_as(x[:, :1]), x[:, :-1]], dim=1)
+        seen = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device)
+        return Correct.forward(self, x, earlier, earlier, seen.tril()[None])
+
+
 VIOLATING: Violations = {
     "score_independence": [(ScoresOfTwoQueries, CAUSAL)],
     "score_scale": [
@@ -364,6 +410,9 @@ VIOLATING: Violations = {
         (MaskedSoftmaxWithoutMaximum, {}),
         (ProductBeforeScale, {}),
         (RunsInHalfUnscaled, {}),
+    ],
+    "long_sequences": [
+        (SkewsFromStart, {}),
     ],
 }
 
@@ -383,6 +432,9 @@ PASSING_ONE: Passes = [
     ("large_scores", QuarticScores),
     ("large_scores", ScaleBeforeProduct),
     ("large_scores", RunsInHalf),
+    ("score_independence", SkewsScores),
+    ("long_sequences", SkewsScores),
+    ("causality", SkewsScores),
 ]
 
 
@@ -396,4 +448,5 @@ EXCUSED: Excuses = [
     ("score_scale", RotaryOfManyDevices, "the order of its fused projection"),
     ("weights_match_output", RotaryOfManyDevices, "the order of its fused projection"),
     ("large_scores", BesideState, "its state overflows, and not its scores"),
+    ("score_independence", KeysAreEarlierTokens, "each key is the token before it"),
 ]
