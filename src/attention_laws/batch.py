@@ -31,7 +31,7 @@ from attention_laws.cached_calls import restart_with_cache
 from attention_laws.decoding import decode, is_quantized
 from attention_laws.law import LawViolation, ScriptError, law, skip_unless
 from attention_laws.masking import assigned_ids
-from attention_laws.script import CallArguments, Script
+from attention_laws.script import CallArguments, Script, parts_of
 
 
 @law(assumes="sampling")
@@ -47,7 +47,8 @@ def batch_independence(script: Script) -> None:
     argument tells the graph of each node. Variables of a series that are documented to
     be independent are items, too, and so are videos whose frames are images. An item
     has its own memory, its own text for all of its frames, its own mask for all of its
-    views, and its own scale in a cache of integers.
+    views, its own scale in a cache of integers, and its own weights in a list of those
+    of all layers.
     """
     ends = [n for n in script.adapter.extra_args if n.startswith("cu_seq")]
     if ends and not script.adapter.position_args:
@@ -409,9 +410,13 @@ def assert_first_item_is_unseen(script: Script) -> None:
 
 
 def assert_weights_are_of_item(script: Script) -> None:
-    """Returned weights of other batch items are the same if the first one changes."""
+    """Returned weights of other batch items are the same if the first one changes.
+
+    A model may return those of each layer, in a list.
+    """
     adapter = script.adapter
     if not adapter.weights_source or "b" not in adapter.weights_axes:
+        assert_lists_are_of_item(script)
         return
     script.restart()
     args = script.make_arguments()
@@ -422,6 +427,35 @@ def assert_weights_are_of_item(script: Script) -> None:
     claim = f"torch.allclose({before}{others}, {after}{others}, atol=1e-5)"
     message = "returned weights of other batch items depend on batch item 0"
     script.assert_true(claim, message)
+
+
+# Batch items, as many as nothing else.
+MANY_ITEMS = 7
+
+
+def assert_lists_are_of_item(script: Script) -> None:
+    """Tensors for each item in a list that is returned depend on their item only."""
+    if script.adapter.layout[0] != "b":
+        return
+    with script.using(batch_size=MANY_ITEMS):
+        script.restart()
+        with script.attempt():  # it may take fewer items
+            args = script.make_arguments()
+            changed = script.perturb(args, b=slice(0, 1))
+            before, after = (
+                f"tensors_in({script.assign('result', script.call_source(each))})"
+                for each in (args, changed)
+            )
+            parts = parts_of(script.evaluate("result"))
+            if not any(isinstance(part, list | tuple) for part in parts.values()):
+                return
+            pairs = f"zip({before}, {after}, strict=True)"
+            equal = "torch.allclose(a[1:], b[1:], atol=1e-5)"
+            claim = (
+                f"all({equal} for a, b in {pairs} if a.shape[:1] == ({MANY_ITEMS},))"
+            )
+            message = "tensors of other batch items in a list depend on batch item 0"
+            script.assert_true(claim, message)
 
 
 def item_index(script: Script, item: int) -> str:

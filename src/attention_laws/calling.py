@@ -394,6 +394,7 @@ def ways_to_call(
         candidates = structure.candidate_widths(probe.built)
         if takes_ids(adapter.target):
             candidates = embedding_widths(probe.built)
+        candidates = documented_width(adapter) or candidates
         widths = [options.d_model] if options.d_model else [*candidates]
     for variant, mask in variants_and_masks(probe, usual):
         likely = groups
@@ -427,6 +428,14 @@ def ways_to_call(
                     f"{CALLING_SECONDS:.0f} s; describe the call with `--layout`, "
                     f"`--inputs` or `--call-args`, or check a smaller instance"
                 )
+
+
+def documented_width(adapter: Adapter) -> list[int]:
+    """The width of the first input, if it is documented by the name of a size."""
+    axes = shapes_of_inputs(adapter).get(adapter.inputs[0], ("",))
+    sizes = names.constructor_sizes(adapter.target, adapter.init_args)
+    width = sizes.get(axes[-1], "")
+    return [int(width)] if width.isdigit() else []
 
 
 def groups_of_layouts(probe: CallProbe) -> list[list[str]]:
@@ -466,6 +475,8 @@ def groups_of_layouts(probe: CallProbe) -> list[list[str]]:
         groups = [group for group in groups if group[0] not in IMAGES]
     if any(map(documented.is_batch_third, shapes)):
         groups.insert(0, ["image_rows_first"])
+    if len(shapes[0]) == 2 and documented.is_batch(shapes[0][0]):
+        groups.remove(["ld"])  # numbers of each item are no tokens
     if options.layout:
         groups = [[LAYOUTS.get(options.layout, options.layout)]]
     if options.layout.startswith("video"):
@@ -692,7 +703,8 @@ def queries_of_items(probe: CallProbe) -> Iterator[dict[str, Any]]:
     if len(sequences) > 1 and required[0] in sequences:
         return  # its queries are a sequence, too
     *keys, values = sequences
-    known = documented.sizes(shapes[values])
+    known = names.constructor_sizes(adapter.target, adapter.init_args)
+    known |= documented.sizes(shapes[values])
     multiple = documented.multiple(shapes[values])
     width = "{d_model}" + f" // {multiple}" * (multiple > 1)
     # An optional state is zero where it is left out.

@@ -205,7 +205,7 @@ def integers(target: Any) -> set[str]:
     }
 
 
-INTEGER_TYPES = r"\b(Long(Tensor)?|torch\.long|long|int(32|64|eger)?s?|indices)\b"
+INTEGER_TYPES = r"\b(Long(Tensor)?|torch\.long|long|int(32|64|eger)?s?|indices|ids?)\b"
 
 
 def says(target: Any, pattern: str) -> bool:
@@ -1111,6 +1111,11 @@ def multiple(axes: tuple[str, ...]) -> int:
     """
     found = re.match(r"(\d+) ?\*? ?[a-z]", axes[-1], re.IGNORECASE)
     return int(found[1]) if found else 1
+
+
+def is_batch(axis: str) -> bool:
+    """Whether a documented axis is that of batch items."""
+    return BATCH_PATTERN.match(axis) is not None
 
 
 def is_batch_first(axes: tuple[str, ...]) -> bool:

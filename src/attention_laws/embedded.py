@@ -192,14 +192,8 @@ def call_with_ids(
     """Call `model` with ids in place of vectors, which its tables then return."""
 
     def look_up(table: Any, given: tuple[Tensor], output: Tensor) -> Tensor:
-        rows, is_known = vectors_of(
-            given[0], inputs, ids, table.padding_idx
-        )  # [..., width], [...]
-        if rows.shape != output.shape:  # and not one number for all features
-            raise ValueError("its vectors have another width than its embedding")
-        # A token that the model adds, such as one in front, has a row of the table. The
-        # sum lets all of the table have a gradient.
-        return torch.where(is_known[..., None], rows.to(output), output) + 0 * output
+        rows = vectors_of(given[0], inputs, ids, output, table.padding_idx)
+        return rows + 0 * output  # so that the table has a gradient
 
     ids_of = {id(vectors): each for vectors, each in zip(inputs, ids, strict=True)}
     handles = [table.register_forward_hook(look_up) for table in tables]
@@ -232,16 +226,20 @@ def without_infinite_columns(
 
 
 def vectors_of(
-    given: Tensor, inputs: list[Tensor], ids: list[Tensor], padding_id: int | None
-) -> tuple[Tensor, Tensor]:
-    """The vectors of ids, and which of these are known.
+    given: Tensor,
+    inputs: list[Tensor],
+    ids: list[Tensor],
+    rows: Tensor,
+    padding_id: int | None,
+) -> Tensor:
+    """The vectors of ids, which may be a part of those that the model got.
 
-    The ids may be a part of those that the model got. Where several are those of
-    padding, it is not known which.
+    A token that the model adds, such as one in front, has one of the `rows` of the
+    table. So have several tokens of padding.
     """
     for vectors, each in zip(inputs, ids, strict=True):
         if torch.equal(given, each):
-            return vectors, torch.ones_like(given, dtype=torch.bool)
+            return checked_width(vectors.to(rows), rows)
     known = torch.cat([each.flatten() for each in ids])
     found = given[..., None] == known
     if padding_id is not None:
@@ -254,8 +252,16 @@ def vectors_of(
     is_computed = len(given) > 1 and bool((others != others[:1]).any())
     if is_computed or bool((found.sum(-1) > 1).any()):
         raise ValueError("its tokens cannot be told apart by their ids")
-    rows = torch.cat([x.flatten(0, -2) for x in inputs])  # [tokens, width]
-    return rows[found.int().argmax(-1)], is_known
+    vectors = torch.cat([x.flatten(0, -2) for x in inputs])[found.int().argmax(-1)]
+    vectors = checked_width(vectors.to(rows), rows)
+    return torch.where(is_known[..., None], vectors, rows)
+
+
+def checked_width(vectors: Tensor, rows: Tensor) -> Tensor:
+    """The vectors, if they have the shape of the rows that a table gives for them."""
+    if vectors.shape != rows.shape:  # and not one number for all features
+        raise ValueError("its vectors have another width than its embedding")
+    return vectors
 
 
 def find_tables(
@@ -298,12 +304,13 @@ def seen_tables(
         (2 + torch.arange(n.numel()) % 3 % 2).view(n).to(inputs[0].device)
         for n in sizes
     ]
-    numbers = torch.cat([each.flatten() for each in ids])  # [tokens]
+    numbers = {n for each in ids for n in each.flatten().tolist()}
     seen = []
 
     def note(name: str, _table: nn.Module, given: tuple[Tensor], _: Tensor) -> None:
         # Tokens that the model adds are few; positions count from zero.
-        if torch.isin(given[0], numbers).float().mean() > ENOUGH_IDS:
+        found = [n in numbers for n in given[0].flatten().tolist()]
+        if sum(found) > ENOUGH_IDS * len(found):
             seen.append(name)
 
     for name, part in copied.named_modules():

@@ -290,10 +290,11 @@ def earlier_calls(script: Script) -> None:
     $$y(x \mid x') = y(x)$$
 
     Masks and tables of positions are often stored for the next call. Stored for another
-    length, batch size, mask, option or mode, they are wrong without an error. A copy of
-    the attention that was never called must give the same outputs, and so must one
-    after a method such as `reset`. Nor may they change when another instance is built.
-    A function may store them in its file; without these it must give the same outputs.
+    length, batch size, mask, option or mode, or for other ids of padding, they are
+    wrong without an error. A copy of the attention that was never called must give the
+    same outputs, and so must one after a method such as `reset`. Nor may they change
+    when another instance is built. A function may store them in its file; without these
+    it must give the same outputs.
     """
     adapter, k_len = script.adapter, script.sizes.k_len
     copy_of = COPY if adapter.is_module else "uncached({})"
@@ -332,6 +333,7 @@ def earlier_calls(script: Script) -> None:
     if adapter.reset and adapter.cross_attention:
         assert_context_is_noticed(script)
     assert_no_option_is_kept(script)
+    assert_no_integer_is_kept(script)
     assert_no_weight_is_kept(script)
     assert_loaded_weights_are_used(script)
     if isinstance(adapter.target, type):
@@ -529,6 +531,27 @@ def assert_no_option_is_kept(script: Script, copy_of: str = COPY) -> None:
                     break
                 script.call(args, **first)
                 seen = script.call(args, **second)
+                message = f"{{place}} changes after a call with another `{name}`"
+                script.assert_close(expected, seen, message)
+
+
+def assert_no_integer_is_kept(script: Script) -> None:
+    """A call with other integers, such as ids of padding, does not change the next."""
+    integers = [n for n, text in script.adapter.extra_args.items() if "int64" in text]
+    for name in integers:
+        script.restart("no_grad")
+        script.exec_line(f"fresh = {COPY.format('attention')}")
+        with script.attempt():  # it may take these only
+            args = script.make_arguments()
+            text = script.sized_arguments(args, 0, [*args.inputs])[name]
+            value = script.assign(name, text)
+            other = script.assign(name, f"1 - {value}.clamp(0, 1)")
+            for first, second in ((value, other), (other, value)):
+                expected = script.call(args, function="fresh", **{name: second})
+                if not script.evaluate(f"{expected}.isfinite().all()"):
+                    break
+                script.call(args, **{name: first})
+                seen = script.call(args, **{name: second})
                 message = f"{{place}} changes after a call with another `{name}`"
                 script.assert_close(expected, seen, message)
 

@@ -138,7 +138,8 @@ def head_norms(script: Script) -> None:
         x = script.assign("x", f"captured_input({call}, {layer}).detach()")
         shape = [*script.evaluate(x).shape]
         widths = [[*weight.shape] for weight in part.parameters()]
-        if shape[-1:] not in widths or len(shape) < 3:
+        is_known = shape.count(shape[-1]) == 1  # and not the number of channels, too
+        if shape[-1:] not in widths or len(shape) < 3 or not is_known:
             continue
         last = ", ".join(["-1"] * (len(shape) - 1))
         with script.attempt():  # it may need a condition, too

@@ -126,7 +126,7 @@ def ends_are_equal(script: Script, length: int) -> str:
     return last_ignores_first(script)
 
 
-@law(slow=True)
+@law(slow=True, assumes="convolution")
 def pixels_in_place(script: Script) -> None:
     r"""A pixel changes the output at its own place more than at others.
 

@@ -327,14 +327,18 @@ def check_parameter_names(probe: CallProbe) -> None:
 def free_or_fix_sizes(probe: CallProbe) -> None:
     """Fix the sizes unless a class can be called with the least number of heads.
 
-    A width may be the default of an argument of an unknown name, and not change, and so
-    may the number of heads of keys and values.
+    A width may be the default of an argument of an unknown name, and not change, so
+    that not all numbers of heads divide it. So may the number of heads of keys and
+    values.
     """
     adapter = probe.adapter
-    if not isinstance(adapter.target, type) or probe.built is not None:
+    if not isinstance(adapter.target, type):
+        return
+    if probe.built is not None and not adapter.free_heads:
         return
     least = adapter.group_size
-    if probe.try_call(heads=least if least != adapter.heads else 2 * least) is None:
+    others = {least, 2 * least, 3 * least} - {adapter.heads}
+    if any(probe.try_call(heads=heads) is None for heads in others):
         probe.update(fixed_size=True, free_heads=False)
 
 

@@ -47,11 +47,22 @@ def infer_heads(probe: CallProbe) -> None:
     kv_heads = options.kv_heads or structure.size_attribute(target, "{kv_heads}")
     if heads is None:
         heads = kv_heads or 1 if is_instance else 2 * kv_heads if kv_heads else 3
+        heads = default_heads(probe) or heads
     group_size = max(1, heads // kv_heads) if kv_heads else 1
     probe.update(heads=heads, group_size=group_size, fixed_size=is_instance)
     if kv_heads:
         source = "given" if options.kv_heads else "inferred"
         probe.record("heads", f"{heads}, {kv_heads} of keys and values", source)
+
+
+def default_heads(probe: CallProbe) -> int:
+    """The number of heads that a class has by default; 0 if none is named."""
+    adapter = probe.adapter
+    named = [name for name, text in adapter.init_args.items() if text == "{heads}"]
+    default = (
+        inspect.signature(adapter.target).parameters[named[0]].default if named else 0
+    )
+    return default if type(default) is int else 0
 
 
 def infer_heads_of_function(probe: CallProbe) -> None:

@@ -395,10 +395,28 @@ def infer_memory(probe: CallProbe) -> None:
         shape = call[0].evaluate(call[1].inputs[0]).shape
         past = call[0].random_expression(*shape)
         given = probe.try_call(more={name: past})
-        if given is not None:
+        if given is not None and attends_to_memory(probe, name):
             output = given[0].evaluate(given[0].call(given[1], **{name: past}))
             if not torch.equal(output, output_of(call)):
                 probe.record("memory", f"`{name}`", "inferred", memory=name)
+
+
+def attends_to_memory(probe: CallProbe, name: str) -> bool:
+    """Whether the tokens of a memory are keys beside those of the input.
+
+    Those of a context are in their place.
+    """
+    call = probe.try_call()
+    assert call is not None  # as it succeeded for the layout
+    shape = [*call[0].evaluate(call[1].inputs[0]).shape]
+    shape[probe.adapter.layout.index("l")] = 7
+    past = call[0].random_expression(*shape)
+    if (given := probe.try_call(more={name: past})) is None:
+        return True  # it takes no other length
+    with WeightsRecorder() as recorder:
+        given[0].call(given[1], **{name: past})
+    keys: set[int] = recorder.key_counts
+    return keys != {7}
 
 
 # Methods that make what an argument takes of the tokens before the input.

@@ -73,6 +73,8 @@ def infer_masks(probe: CallProbe) -> None:
             leaks = [mask_leakage(probe, mask, mode) for mode in ("eval", "train")]
             leak = least_leak(mask, leaks)
             is_mask = leaks[0] is not None and leaks[0] < 1e-3
+            # A path for training may take other axes than the fused kernel.
+            is_mask &= leaks[1] is not None or not probe.unmasked_call("train")
             is_mask = is_mask and (not masks or takes_one_query(probe, mask))
             if is_mask and is_neutral(probe, mask) and agrees(probe, masks[:1], mask):
                 masks.append(without_queries(probe, mask))

@@ -24,7 +24,7 @@ ROTATED_SHARE = "0.5"
 # in braces is a size, filled in later; the others are literals.
 ARGUMENT_NAMES = {
     "{d_model}": "d_model d_in d_out embed_dim dim hidden_size num_hiddens n_embd "
-    "embed_size emb_size emb_dim model_dim hidden_dim width channels n_channels "
+    "embed_size emb_size emb_dim model_dim hidden_dim hid width channels n_channels "
     "num_channels "
     "in_channels n_state input_dim dim_in dim_out output_dim query_dim in_dim out_dim "
     "embedding_dim num_features embed_dims d_embed hidden_channels q_dim feat_dim "
@@ -958,10 +958,21 @@ def constructor_sizes(target: Any, given: Mapping[str, str]) -> dict[str, str]:
     ...     def __init__(self, c_a, c_z=32, name="a"): ...
     >>> constructor_sizes(Attention, {"c_a": "{d_model}"})
     {'c_a': '{d_model}', 'c_z': '32'}
+
+    Those of a dict in its file are sizes, too, if nothing else has their names.
     """
     if not isinstance(target, type):
         return {}
-    sizes = {n: str(p.default) for n, p in inspect.signature(target).parameters.items()}
+    in_file = vars(sys.modules[target.__module__]).values()
+    sizes = {
+        name: str(value)
+        for each in in_file
+        if isinstance(each, dict) and {*map(type, each)} == {str}
+        for name, value in each.items()
+        if name.isidentifier() and type(value) is int
+    }
+    parameters = inspect.signature(target).parameters.items()
+    sizes |= {name: str(parameter.default) for name, parameter in parameters}
     sizes |= given
     is_size = re.compile(r"\d+|{(d_model|d_k|heads)}").fullmatch
     return {name: text for name, text in sizes.items() if is_size(text)}

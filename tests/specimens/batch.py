@@ -1526,6 +1526,86 @@ class ForecastsOneWindow(nn.Module):
         return forecast
 
 
+class ReturnsMapsOfLayers(nn.Module):
+    """A model of pooled tokens that returns the weights of each layer, in a list."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([WithMaps(d_model, heads) for _ in range(2)])
+
+    def forward(self, x: Tensor) -> dict[str, Any]:
+        maps = []
+        for layer in self.layers:
+            y, weights = layer(x)
+            x = x + y
+            maps.append(self.by_item(weights))
+        return {"pooled": x.mean(dim=1), "maps": maps}
+
+    def by_item(self, weights: Tensor) -> Tensor:
+        return weights
+
+
+class ReturnsMapsOfOtherItems(ReturnsMapsOfLayers):
+    def by_item(self, weights: Tensor) -> Tensor:
+        return weights.transpose(0, 1).reshape(weights.shape)
+
+
+class WithMaps(Correct):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        q, k, v = (self.split(f(x)) for f in (self.query, self.key, self.value))
+        weights = self.score(q, k).softmax(dim=-1)
+        return self.join(weights @ v), weights
+
+
+SIZES_OF_WARD = {"n_vitals": 6, "n_static": 5, "d": 24, "heads": 2}
+
+
+class PatientsOfWard(nn.Module):
+    """The sizes are those of a dict in the file.
+
+    vitals : float (B, T, n_vitals)
+    static : float (B, n_static)
+    lens : long (B,), 1 <= lens <= T
+    """
+
+    def __init__(self, sizes: dict[str, int] | None = None) -> None:
+        super().__init__()
+        sizes = SIZES_OF_WARD | (sizes or {})
+        self.embed = nn.Linear(sizes["n_vitals"], sizes["d"])
+        self.attend = Correct(sizes["d"], sizes["heads"])
+        self.head = nn.Linear(sizes["d"] + sizes["n_static"], 1)
+
+    def forward(self, vitals: Tensor, static: Tensor, lens: Tensor) -> Tensor:
+        hours = torch.arange(vitals.shape[1], device=vitals.device)
+        is_real = hours < self.ends(lens)[:, None]
+        x = self.embed(vitals)
+        y = self.attend(x, x, x, is_real[:, None]) * is_real[..., None]
+        mean = y.sum(dim=1) / is_real.sum(dim=1, keepdim=True)
+        risk: Tensor = self.head(torch.cat([mean, static], dim=-1))
+        return risk[:, 0]
+
+    def ends(self, lens: Tensor) -> Tensor:
+        return lens
+
+
+class PatientsOfShortestStay(PatientsOfWard):
+    def ends(self, lens: Tensor) -> Tensor:
+        return lens.min().expand_as(lens)
+
+
+class SalesOfStores(SelfAttention):
+    """sales: (batch, days, d_model); store: (batch,) the id of each"""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.stores = nn.Embedding(9, d_model)
+
+    def forward(  # type: ignore[override]
+        self, sales: Tensor, store: Tensor
+    ) -> Any:
+        return super().forward(sales + self.stores(store)[:, None])
+
+
 VIOLATING: Violations = {
     "batch_independence": [
         (BiasOfFirstDepth, {}),
@@ -1589,6 +1669,8 @@ VIOLATING: Violations = {
         (ClassBesideOtherFrames, {}),
         (TwosOfFirstItem, {}),
         (ForecastsToLongestSeries, {}),
+        (ReturnsMapsOfOtherItems, {}),
+        (PatientsOfShortestStay, {}),
     ],
 }
 
@@ -1677,6 +1759,9 @@ PASSING_ONE: Passes = [
     ("batch_independence", ForecastsSeries),
     ("padding", ForecastsSeries),
     ("batch_independence", ForecastsOneWindow),
+    ("batch_independence", ReturnsMapsOfLayers),
+    ("batch_independence", PatientsOfWard),
+    ("batch_independence", SalesOfStores),
 ]
 
 

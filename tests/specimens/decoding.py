@@ -2933,6 +2933,16 @@ class CountsSeenTokensAgain(CountsSeenTokens):
         return super().forward(x, 2 * seen, past)
 
 
+class ContextInPlace(Correct):
+    """x: (batch, n, dim); context: (batch, m, dim), `x` itself if left out"""
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, context: Tensor | None = None
+    ) -> Any:
+        y = x if context is None else context
+        return super().forward(x, y, y)
+
+
 VIOLATING: Violations = {
     "batch_independence": [
         (attend_to_longest, {}),
@@ -3153,4 +3163,5 @@ EXCUSED: Excuses = [
     ("incremental_decoding", SlotsOfMemory, "`cache` is not given"),
     ("incremental_decoding", CachesContextOfCaller, "is documented to be empty"),
     ("incremental_decoding", CachesContextOnce, "is documented to be empty"),
+    ("incremental_decoding", ContextInPlace, "`cache` is not given"),
 ]

@@ -1309,6 +1309,22 @@ class DropsInKernelAlways(DropsInKernel):
         return self.p
 
 
+class HeadsOfToken(SelfAttention):
+    """Each token chooses two of its heads; the others give zero."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.router = nn.Linear(d_model, heads, bias=False)
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        q, k, v = (self.split(f(x)) for f in (self.query, self.key, self.value))
+        y = self.dropout(self.score(q, k).softmax(dim=-1)) @ v
+        scores = self.router(x)
+        chosen = torch.zeros_like(scores)
+        chosen = chosen.scatter(-1, scores.topk(2, dim=-1).indices, 1.0)
+        return self.join(y * chosen.mT[..., None])
+
+
 VIOLATING: Violations = {
     "dropout": [
         (ForgetsItsRate, {}),
@@ -1410,6 +1426,7 @@ PASSING_ONE: Passes = [
     ("dropout", DropsBehindNorm),
     ("dropout", DropsOfLatents),
     ("dropout", DropsInKernel),
+    ("dropout", HeadsOfToken),
 ]
 
 

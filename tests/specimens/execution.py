@@ -1294,6 +1294,29 @@ def attend_to_stored(
     return scores.softmax(dim=-1) @ v
 
 
+class HidesQuestions(SelfAttention):
+    """x: (batch, length, d_model); question: long (batch, length), 0 = padding"""
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, question: Tensor
+    ) -> Any:
+        return Correct.forward(self, x, x, x, self.seen(question))
+
+    def seen(self, question: Tensor) -> Tensor:
+        own = torch.eye(question.shape[1], dtype=torch.bool, device=question.device)
+        return (question != 0)[:, None] | own
+
+
+class KeepsHiddenQuestions(HidesQuestions):
+    kept: Tensor | None = None
+
+    def seen(self, question: Tensor) -> Tensor:
+        shape = (*question.shape, question.shape[1])
+        if self.kept is None or self.kept.shape != shape:
+            self.kept = super().seen(question)
+        return self.kept
+
+
 VIOLATING: Violations = {
     "finite_in_half": [
         (RectifiedLinearInHalf, {}),
@@ -1347,6 +1370,7 @@ VIOLATING: Violations = {
         (KeepsChunksOfLength, {}),
         (StoresMemoryOfFirstCall, {}),
         (KeepsMaskOfOtherChunks, {}),
+        (KeepsHiddenQuestions, {}),
     ],
     "half_precision": [
         (NoScaleInHalf, {}),
@@ -1434,6 +1458,7 @@ PASSING_ONE: Passes = [
     ("earlier_calls", StoresMemory),
     ("memory_layout", ProjectsPairsOnce),
     ("earlier_calls", KeepsMaskOfChunks),
+    ("earlier_calls", HidesQuestions),
 ]
 
 

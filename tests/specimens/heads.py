@@ -414,6 +414,33 @@ class CosinesOfAllBehindNorm(CosinesBehindNorm):
     cosines = CosinesOfAllHeads.cosines
 
 
+class WidthByAnotherName(MaskedSelfAttention):
+    """A default width that not all numbers of heads divide."""
+
+    def __init__(self, hd: int = 64, nh: int = 4) -> None:
+        super().__init__(hd, nh)
+
+
+class ChannelNorm(nn.LayerNorm):
+    """Over the channels of [B, C, H, W]."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.movedim(1, -1)).movedim(-1, 1)
+
+
+class NormsChannels(Correct):
+    """x: (B, C, H, W)"""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.norm = ChannelNorm(d_model)
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        tokens = self.norm(x).flatten(2).mT
+        y: Tensor = super().forward(tokens, tokens, tokens)
+        return x + y.mT.unflatten(2, x.shape[2:])
+
+
 VIOLATING: Violations = {
     "own_context": [
         (AddsUpEarlierHeads, {}),
@@ -460,6 +487,7 @@ PASSING_ONE: Passes = [
     ("head_independence", LengthOneOfFeatures),
     ("head_norms", LatentsOfLengthOne),
     ("head_norms", StreamsOfLengthOne),
+    ("own_context", WidthByAnotherName),
 ]
 
 
@@ -468,4 +496,5 @@ EXCUSED: Excuses = [
     ("head_norms", TokensWithCondition, "written by hand"),
     ("head_directions", OfVisualWidth, "heads are not of two directions"),
     ("head_norms", LengthOneOverTheTokens, "written by hand"),
+    ("head_norms", NormsChannels, "written by hand"),
 ]

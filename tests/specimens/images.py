@@ -743,6 +743,21 @@ class WindowsOfResolution(Correct):
         return y.transpose(2, 3).flatten(1, 4)
 
 
+class ConvolvesBesideImage(nn.Module):
+    """Queries of which each is that of another pixel, by a convolution."""
+
+    def __init__(self, dim: int, num_heads: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(dim, dim, (1, 3), padding=(0, 1), groups=dim)
+        self.attend = Correct(dim, num_heads)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: (B, C, H, W)"""
+        moved = self.conv(x.roll(1, dims=2)).flatten(2).mT
+        y: Tensor = self.attend(moved, moved, moved) + 9 * moved
+        return y.mT.unflatten(2, x.shape[2:])
+
+
 VIOLATING: Violations = {
     "sampling_offsets": [
         (SamplesMapsByHeight, {}),
@@ -831,4 +846,5 @@ EXCUSED: Excuses = [
     ("image_windows", OverDateLine, "documented to meet"),
     ("linear_bias", OnGlobeByAlibi, "distances on a circle"),
     ("rectangular_images", MergedToFour, "as many in each image"),
+    ("pixels_in_place", ConvolvesBesideImage, "its code has"),
 ]

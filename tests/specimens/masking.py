@@ -1891,6 +1891,27 @@ class EncodesMemory(nn.Module):
         return tgt + self.memory(tgt, src, src)
 
 
+class MasksOfWindows(SelfAttention):
+    """mask: (num_windows, N, N), 0 or -100; only the kernel takes other axes"""
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, mask: Tensor | None = None
+    ) -> Any:
+        q, k, v = (self.split(f(x)) for f in (self.query, self.key, self.value))
+        items, length = x.shape[:2]
+        if mask is None:
+            return self.join(self.score(q, k).softmax(dim=-1) @ v)
+        if not self.training:
+            added = mask.view(1, len(mask), 1, length, length)
+            shape = (items // len(mask), -1, self.heads, -1, -1)
+            added = added.expand(*shape).flatten(0, 1)
+            kernel = nn.functional.scaled_dot_product_attention
+            return self.join(kernel(q, k, v, attn_mask=added))
+        scores = self.score(q, k).unflatten(0, (-1, len(mask)))
+        weights = (scores + mask[None, :, None]).softmax(dim=-1)
+        return self.join(weights.flatten(0, 1) @ v)
+
+
 VIOLATING: Violations = {
     "allowed_keys_attended": [
         (IgnoresSameShape, {}),
@@ -2088,6 +2109,7 @@ PASSING_ONE: Passes = [
     ("padding", PoolsFirstToken),
     ("long_sequences", EncodesMemory),
     ("padding", EncodesMemory),
+    ("causality", MasksOfWindows),
 ]
 
 
