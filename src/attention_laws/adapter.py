@@ -384,6 +384,7 @@ class Adapter:
     fixed_size: bool = False  # whether heads and d_k cannot shrink
     free_heads: bool = False  # whether it can be built with other numbers of heads
     cross_attention: bool = False  # whether q_len and k_len may differ
+    one_length: bool = False  # whether queries are as many as keys, in blocks
     mixes_queries: bool = False  # whether queries of their own attend to each other
     causal_queries: bool = False  # whether they do so causally, as in a decoder
     causal: bool = False

@@ -31,6 +31,10 @@ from attention_laws.law import (
     law,
     skip_unless,
 )
+from attention_laws.recorded import (
+    make_equal_tokens,
+    record_weights,
+)
 from attention_laws.script import CallArguments, Script, find_output
 from attention_laws.tools import (
     CalledFunctions,
@@ -1042,21 +1046,34 @@ def formula(script: Script) -> None:
         message += ", though all tokens are equal" * has_positions
         output = script.call(args)
         reason = "its values have positions"
-        skip_unless(not has_positions_in_values(script, output), reason)
+        skip_unless(not has_positions_in_values(script, args, output), reason)
         assert_formula(script, args, output, message)
 
 
-def has_positions_in_values(script: Script, output: str) -> bool:
+def has_positions_in_values(script: Script, args: CallArguments, output: str) -> bool:
     """Whether the outputs for equal tokens are unequal, in an encoding that is unknown.
 
-    Positions are then added to the tokens, before their values are computed.
+    Positions are then added to the tokens, before their values are computed. Those of a
+    context change the outputs for one of its tokens.
     """
     adapter = script.adapter
     if adapter.positions != "unknown" or adapter.is_pooled:
         return False
     first = adapter.index(l=slice(0, 1))
     claim = f"torch.allclose({output}, {output}{first}, atol=1e-3)"
-    return not script.evaluate(claim)
+    if not script.evaluate(claim):
+        return True
+    if adapter.single_input or adapter.required_mask is not None:
+        return False
+    keys = [f"{name}{first}" for name in args.inputs[1:]]
+    alone = replace(args, inputs=(args.inputs[0], *keys), mask=None)
+    with script.rollback():
+        try:
+            together = script.call(replace(args, mask=None))
+            claim = f"torch.allclose({together}, {script.call(alone)}, atol=1e-3)"
+            return not script.evaluate(claim)
+        except ScriptError:
+            return False  # it takes as many queries as keys
 
 
 def tokens_meet(script: Script) -> bool:
@@ -1114,16 +1131,6 @@ def assert_formula(
                 violation.message += f", as if the scores were {scale}"
                 break
         raise
-
-
-def make_equal_tokens(script: Script, args: CallArguments) -> CallArguments:
-    """The same arguments, with all tokens of each input equal to its first one."""
-    first = script.adapter.index(l=slice(0, 1))
-    inputs = tuple(
-        script.assign(name, f"{name}{first}.expand_as({name}).clone()")
-        for name in args.inputs
-    )
-    return replace(args, inputs=inputs)
 
 
 @law(assumes="features linear")
@@ -1274,40 +1281,6 @@ def normalizes_context(script: Script, call: str, weights: list[str]) -> bool:
         if any((one & other).any() for one, other in zip(*changed, strict=True)):
             return True
     return False
-
-
-def record_weights_with_gradients(script: Script, args: CallArguments) -> str:
-    """The weights of `record_weights`, of which the inputs have gradients."""
-    for name in args.inputs:
-        script.exec_line(f"{name}.requires_grad_()")
-    return record_weights(script, args)
-
-
-def record_weights(script: Script, args: CallArguments) -> str:
-    """A variable of the weights of the first batch item, `[heads, q_len, k_len]`.
-
-    Empty where they are not found.
-    """
-    q_len, k_len, _ = args.allowed.shape
-    call = f"lambda: {script.call_source(args)}"
-    more = ", queries_first=True" if script.adapter.queries_first else ""
-    weights = script.assign(
-        "weights",
-        f"recorded_weights({call}, {script.sizes.heads}, {q_len}, {k_len}{more})",
-    )
-    return weights if script.evaluate(f"{weights} is not None") else ""
-
-
-def record_equal_tokens(script: Script, args: CallArguments) -> str:
-    """The weights of equal tokens; of several attentions, those of the first."""
-    args = make_equal_tokens(script, args)
-    weights = record_weights(script, args)
-    if weights or not script.adapter.is_module:
-        return weights
-    sizes = ", ".join(map(str, args.allowed.shape[:2]))
-    call = f"lambda: {script.call_source(args)}"
-    weights = script.assign("weights", f"first_weights({call}, attention, {sizes})")
-    return weights if script.evaluate(f"{weights} is not None") else ""
 
 
 @law(assumes="residual gate convolution features talking clip hyperbolic quantized")

@@ -16,9 +16,9 @@ from dataclasses import replace
 from torch import nn
 
 from attention_laws import documented, names, structure
-from attention_laws.algebra import make_equal_tokens
 from attention_laws.dropout import is_normalized
 from attention_laws.law import law, skip_unless
+from attention_laws.recorded import make_equal_tokens
 from attention_laws.script import Script
 
 

@@ -306,11 +306,14 @@ def mask_candidates(probe: CallProbe) -> Iterator[MaskArgument]:
                 for n, e in encodings.items()
                 if not names.QUERY_LENGTHS_PATTERN.match(n)
             }
+    stated = documented.all_shapes(adapter.target) if takes_ids(adapter.target) else {}
     for name, encoding in encodings.items():
         if adapter.image.startswith("video") and names.FRAMES_PATTERN.fullmatch(name):
             continue  # numbers of frames, of which there is one
         for each in encoding.split("+"):
             for mask in encodings_of(name, each):
+                if len(stated.get(name, mask.axes)) != len(mask.axes):
+                    continue  # its axes are known
                 if adapter.image == "image_rows_first" and ":" not in each:
                     if mask.axes == "bk" and not polarity(mask):
                         # It marks the padding of rows, of which there is one.
@@ -339,8 +342,13 @@ def unnamed_masks(probe: CallProbe) -> Iterator[str]:
     if options.mask or adapter.image:
         return
     for name, parameter in names.parameters_by_name(adapter.target).items():
-        is_optional = parameter.default is None and names.may_be_context(parameter)
+        is_named = names.MASK_PATTERN.search(name) is not None
+        is_known = documented.is_bool(adapter.target, name) and not is_named
+        is_optional = parameter.default is None and (
+            is_known or names.may_be_context(parameter)
+        )
         is_other = any(pattern.search(name) for pattern in OTHER_ARGUMENTS)
+        is_other &= not is_known
         if is_optional and name not in known and not is_other:
             yield name
 
@@ -432,10 +440,12 @@ def ways_to_call(
 
 def documented_width(adapter: Adapter) -> list[int]:
     """The width of the first input, if it is documented by the name of a size."""
-    axes = shapes_of_inputs(adapter).get(adapter.inputs[0], ("",))
+    axes = shapes_of_inputs(adapter).get(adapter.inputs[0], ())
     sizes = names.constructor_sizes(adapter.target, adapter.init_args)
-    width = sizes.get(axes[-1], "")
-    return [int(width)] if width.isdigit() else []
+    # The channels of an image may be its second axis.
+    features = (axes[1], axes[-1]) if len(axes) > 3 else axes[-1:]
+    widths = [sizes.get(axis, "") for axis in dict.fromkeys(features)]
+    return [int(width) for width in widths if width.isdigit()]
 
 
 def groups_of_layouts(probe: CallProbe) -> list[list[str]]:
@@ -476,7 +486,8 @@ def groups_of_layouts(probe: CallProbe) -> list[list[str]]:
     if any(map(documented.is_batch_third, shapes)):
         groups.insert(0, ["image_rows_first"])
     if len(shapes[0]) == 2 and documented.is_batch(shapes[0][0]):
-        groups.remove(["ld"])  # numbers of each item are no tokens
+        # Numbers of each item are no tokens.
+        groups = [group for group in groups if group != ["ld"]]
     if options.layout:
         groups = [[LAYOUTS.get(options.layout, options.layout)]]
     if options.layout.startswith("video"):
@@ -531,6 +542,9 @@ def variants_and_masks(
     ]
     counts = [*documented_lengths(probe), *FIXED_LENGTHS]
     lengths = [*stated, *({"fixed_length": n} for n in counts)]
+    if takes_ids(probe.adapter.target):  # which are slow, and seldom of one length
+        pooled = [{**fields, "is_pooled": True} for fields in filled]
+        yield from itertools.product(pooled, [*required_masks, None])
     for fields in [{}, *filled, *constant_context(probe)]:
         sized = [fields | {"is_pooled": True}]
         sized += [fields | length for length in lengths]
@@ -625,7 +639,10 @@ def values_of_required(probe: CallProbe) -> dict[str, list[str]]:
         if value is not None or name in given:
             continue
         if names.POSITION_PATTERN.search(name):
-            templates[name] = names.position_templates(name)
+            has_axes = len(documented.all_shapes(adapter.target).get(name, ())) == 3
+            # Three axes are those of coordinates.
+            kind = "coordinates" if has_axes else name
+            templates[name] = names.position_templates(kind)
             if documented.is_of_other_length(adapter.target, name, adapter.inputs[0]):
                 templates[name] = [
                     text.replace("{start}, {stop}", "{k_len}")

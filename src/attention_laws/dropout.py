@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 
 from attention_laws import documented, names, structure
-from attention_laws.algebra import make_equal_tokens
 from attention_laws.execution import names_of
 from attention_laws.influence import depends_on
 from attention_laws.law import (
@@ -29,6 +28,7 @@ from attention_laws.law import (
 )
 from attention_laws.order import all_reach_last
 from attention_laws.rates import place_of, probabilities, rates_of
+from attention_laws.recorded import make_equal_tokens
 from attention_laws.script import CallArguments, Script
 from attention_laws.source import source_of
 from attention_laws.tools import (

@@ -252,6 +252,8 @@ def vectors_of(
     is_computed = len(given) > 1 and bool((others != others[:1]).any())
     if is_computed or bool((found.sum(-1) > 1).any()):
         raise ValueError("its tokens cannot be told apart by their ids")
+    if not bool(is_known.any()):
+        return rows  # of another argument
     vectors = torch.cat([x.flatten(0, -2) for x in inputs])[found.int().argmax(-1)]
     vectors = checked_width(vectors.to(rows), rows)
     return torch.where(is_known[..., None], vectors, rows)

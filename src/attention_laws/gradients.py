@@ -177,7 +177,7 @@ def assert_single_query_matters(script: Script) -> None:
     adapter, k_len = script.adapter, script.sizes.k_len
     if adapter.single_input or adapter.is_pooled or adapter.causal or k_len < 2:
         return  # a causal one may see the first key only
-    if edge_argument(adapter):
+    if adapter.one_length or edge_argument(adapter):
         return  # whose edges are those of as many nodes as there are queries
     counts, found = (2, 1), []
     with script.attempt():  # it may need as many queries as keys

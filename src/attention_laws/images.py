@@ -22,9 +22,10 @@ import torch
 from torch import nn
 
 from attention_laws import documented, names, structure
-from attention_laws.algebra import last_ignores_first, make_equal_tokens
+from attention_laws.algebra import last_ignores_first
 from attention_laws.law import NotApplicable, ScriptError, law, skip_unless
 from attention_laws.masking import IMAGES
+from attention_laws.recorded import make_equal_tokens
 from attention_laws.script import CallArguments, Script
 from attention_laws.tools import WeightsRecorder
 

@@ -738,6 +738,9 @@ def infer_behavior(probe: CallProbe) -> None:
 
     cross = not adapter.single_input and not causal and adapter.fixed_length is None
     cross = cross and all(probe.try_call(k_len=n) is not None for n in (7, 3))
+    one_length = has_one_length_in_blocks(adapter)
+    probe.update(one_length=one_length)
+    cross = cross and not one_length
     probe.update(cross_attention=cross, window=options.window, cache=options.cache)
     if options.window is not None:
         probe.record("window", options.window, "given")
@@ -766,6 +769,19 @@ def infer_behavior(probe: CallProbe) -> None:
             infer_context_cache(probe)
 
 
+def has_one_length_in_blocks(adapter: Adapter) -> bool:
+    """Whether queries and keys of blocks are documented to be equally many.
+
+    Others may be accepted, and end in other blocks.
+    """
+    shapes = documented.shapes(adapter.target)
+    stated = {shapes.get(name) for name in adapter.inputs}
+    in_blocks = re.search(
+        "window|block|chunk", " ".join(structure.identifiers(adapter.target))
+    )
+    return len(stated) == 1 and None not in stated and in_blocks is not None
+
+
 def needs_causal_mask(probe: CallProbe) -> bool:
     """Whether a score is right only if its key is not behind the query.
 
@@ -783,7 +799,7 @@ def needs_causal_mask(probe: CallProbe) -> bool:
         if call is None:
             return False
         leaks.append(influence(*call, {"l": slice(1, 2)}, {"l": place}))
-    return leaks[1] < 1e-6 < 1e-3 < leaks[0]
+    return leaks[0] > 1e-3 and leaks[1] < 1e-6
 
 
 def find_moved_queries(probe: CallProbe, mask: MaskArgument) -> MaskArgument:

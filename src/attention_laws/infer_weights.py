@@ -128,19 +128,21 @@ def are_weights(value: Tensor, axes: str) -> bool:
 def is_table(
     script: Script, args: CallArguments, source: str, axes: str, more: dict[str, str]
 ) -> bool:
-    """Whether an attribute has no rows that sum to one, and is the same for all inputs.
+    """Whether numbers that are no weights of the inputs are the same for all of these.
 
-    Distances between positions, which a call keeps for the next, are no weights.
+    Distances between positions, which a call keeps for the next, are no weights. Those
+    in a result may be of another argument.
     """
-    if not source.startswith("."):
-        return False
-    before = script.evaluate(f"attention{source}").detach().clone()
+    is_stored = source.startswith(".")
+    owner = "attention" if is_stored else "result" * source.startswith("[")
+    before = script.evaluate(f"{owner}{source}").detach().clone()
     sums = before.sum(axes.index("k"))
-    if torch.allclose(sums, torch.ones_like(sums)):
+    if is_stored and torch.allclose(sums, torch.ones_like(sums)):
         return False
     with script.rollback():
-        script.call(script.perturb(args, l=slice(None)), **more)
-        after: Tensor = script.evaluate(f"attention{source}")
+        changed = script.perturb(args, l=slice(None))
+        script.exec_line(f"result = {script.call_source(changed, **more)}")
+        after: Tensor = script.evaluate(f"{owner}{source}")
         return torch.equal(before, after)
 
 

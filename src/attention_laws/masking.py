@@ -20,8 +20,6 @@ from attention_laws import documented, names, structure
 from attention_laws.adapter import MaskArgument, without_future
 from attention_laws.algebra import (
     edge_argument,
-    make_equal_tokens,
-    record_weights,
     value_features_of,
 )
 from attention_laws.law import (
@@ -31,6 +29,10 @@ from attention_laws.law import (
     ScriptError,
     law,
     skip_unless,
+)
+from attention_laws.recorded import (
+    make_equal_tokens,
+    record_weights,
 )
 from attention_laws.script import CallArguments, Script
 
@@ -314,13 +316,18 @@ MASKED_KEYS = 7
 
 
 def assert_padding_has_no_weight(script: Script) -> None:
-    """Scores of minus infinity for padded keys, in each softmax, change no output."""
+    """Scores of minus infinity for padded keys, in each softmax, change no output.
+
+    A single query may have a path of its own.
+    """
     adapter = script.adapter
     if adapter.fixed_length is not None:
         return
-    q_len = MASKED_KEYS if adapter.single_input or adapter.causal else 5
-    with script.using(q_len=q_len, k_len=MASKED_KEYS):
-        for hidden in ([0, 1], [MASKED_KEYS - 2, MASKED_KEYS - 1]):
+    is_square = adapter.single_input or adapter.causal
+    counts = (MASKED_KEYS,) if is_square else (5, 1)
+    ends = [0, 1], [MASKED_KEYS - 2, MASKED_KEYS - 1]
+    for q_len, hidden in itertools.product(counts, ends):
+        with script.using(q_len=q_len, k_len=MASKED_KEYS):
             queries = [0] if adapter.is_pooled else [*range(q_len)]
             if adapter.queries_are_keys:
                 queries = [query for query in queries if query not in hidden]

@@ -959,14 +959,16 @@ def constructor_sizes(target: Any, given: Mapping[str, str]) -> dict[str, str]:
     >>> constructor_sizes(Attention, {"c_a": "{d_model}"})
     {'c_a': '{d_model}', 'c_z': '32'}
 
-    Those of a dict in its file are sizes, too, if nothing else has their names.
+    Those of a dict of the class or its file are sizes, too, if nothing else has their
+    names.
     """
     if not isinstance(target, type):
         return {}
-    in_file = vars(sys.modules[target.__module__]).values()
+    file = sys.modules.get(target.__module__)  # none of a class that `exec` made
     sizes = {
         name: str(value)
-        for each in in_file
+        for owner in (file, target)
+        for each in (vars(owner).values() if owner else ())
         if isinstance(each, dict) and {*map(type, each)} == {str}
         for name, value in each.items()
         if name.isidentifier() and type(value) is int

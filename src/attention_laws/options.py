@@ -25,7 +25,7 @@ from torch import Tensor
 
 from attention_laws import documented, names
 from attention_laws.adapter import Adapter, MaskArgument
-from attention_laws.algebra import record_weights, rows_sum_to_one
+from attention_laws.algebra import rows_sum_to_one
 from attention_laws.batch import batch_independence
 from attention_laws.decoding import LEFT_PATTERN, decode_with_cache
 from attention_laws.dropout import dropout
@@ -46,6 +46,7 @@ from attention_laws.lengths import long_sequences
 from attention_laws.masking import causality, longer_padding, neutral_mask, padding
 from attention_laws.order import query_independence
 from attention_laws.positions import relative_positions
+from attention_laws.recorded import record_weights
 from attention_laws.script import CallArguments, Script
 from attention_laws.shared_caches import restored_caches
 from attention_laws.sinks import sinks, sinks_compete

@@ -19,8 +19,6 @@ from attention_laws import documented, names, structure
 from attention_laws.algebra import (
     assert_in_float64,
     edge_argument,
-    make_equal_tokens,
-    record_weights,
 )
 from attention_laws.law import (
     LawViolation,
@@ -28,6 +26,10 @@ from attention_laws.law import (
     ScriptError,
     law,
     skip_unless,
+)
+from attention_laws.recorded import (
+    make_equal_tokens,
+    record_weights,
 )
 from attention_laws.scores import assert_shares_equal
 from attention_laws.script import CallArguments, Script
@@ -319,6 +321,7 @@ def query_independence(script: Script) -> None:
     """
     adapter, q_len = script.adapter, script.sizes.q_len
     skip_unless(not adapter.single_input, "takes no queries of their own")
+    skip_unless(not adapter.one_length, "takes as many queries as keys, in blocks")
     skip_unless(not adapter.mixes_queries, "its queries attend to each other")
     skip_unless(not edge_argument(adapter), "its queries are the nodes of a graph")
     skip_unless(q_len > 1, "needs two queries")

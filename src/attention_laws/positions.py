@@ -19,13 +19,7 @@ from torch import Tensor, nn
 
 from attention_laws import documented, names, structure, tools
 from attention_laws.adapter import Adapter, without_future
-from attention_laws.algebra import (
-    has_unknown_order,
-    make_equal_tokens,
-    record_equal_tokens,
-    record_weights,
-    record_weights_with_gradients,
-)
+from attention_laws.algebra import has_unknown_order
 from attention_laws.calling import order_matters
 from attention_laws.execution import assert_half_is_close
 from attention_laws.images import one_image
@@ -39,6 +33,12 @@ from attention_laws.law import (
     skip_unless,
 )
 from attention_laws.order import MANY, attends_twice
+from attention_laws.recorded import (
+    make_equal_tokens,
+    record_equal_tokens,
+    record_weights,
+    record_weights_with_gradients,
+)
 from attention_laws.rounding import (
     assert_weights_are_exact,
     has_coarse_bias,

@@ -12,12 +12,12 @@ Source: the [laws of positions](positions.md) and of [decoding](decoding.md) ask
 import torch
 
 from attention_laws import documented, tools
-from attention_laws.algebra import (
+from attention_laws.law import LawViolation, ScriptError, skip_unless
+from attention_laws.recorded import (
     make_equal_tokens,
     record_equal_tokens,
     record_weights,
 )
-from attention_laws.law import LawViolation, ScriptError, skip_unless
 from attention_laws.script import Script
 
 

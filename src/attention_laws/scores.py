@@ -20,8 +20,6 @@ from attention_laws.algebra import (
     UNKNOWN_ORDER,
     has_unknown_order,
     project,
-    record_weights,
-    record_weights_with_gradients,
 )
 from attention_laws.execution import skip_if_for_float32
 from attention_laws.law import (
@@ -31,6 +29,10 @@ from attention_laws.law import (
     ScriptError,
     law,
     skip_unless,
+)
+from attention_laws.recorded import (
+    record_weights,
+    record_weights_with_gradients,
 )
 from attention_laws.script import CallArguments, Script
 from attention_laws.tools import (

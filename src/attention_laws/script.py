@@ -715,6 +715,7 @@ class Script:
             if part.shape in given
             or (part.dim() == len(shape) and part.shape[-1] == shape[-1])
             or bool((part < 0).any())
+            or (self.adapter.is_pooled and part.dim() == 1)
         ]
         return [f"{result}{index}" for index in dict.fromkeys([first, *others])]
 

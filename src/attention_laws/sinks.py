@@ -15,8 +15,12 @@ from dataclasses import replace
 import torch
 
 from attention_laws import structure
-from attention_laws.algebra import call_with_values, find_values, make_equal_tokens
+from attention_laws.algebra import (
+    call_with_values,
+    find_values,
+)
 from attention_laws.law import law, skip_unless
+from attention_laws.recorded import make_equal_tokens
 from attention_laws.script import CallArguments, Script
 
 # A parameter that is the score of a key without a token, by its name.

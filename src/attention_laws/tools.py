@@ -589,7 +589,8 @@ def first_weights(
     if not (found and are_equal and all(are_equal)):
         return None
     last = (weights[:, -1] for weights in found)
-    apart = [bool(row.max() > 1.001 * row[row > 0].min()) for row in last]
+    seen = ((row, row.where(row > 0, torch.inf)) for row in last)
+    apart = [bool(row.max() > 1.001 * visible.min()) for row, visible in seen]
     return found[apart.index(True) if any(apart) else 0]
 
 

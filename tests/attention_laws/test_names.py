@@ -45,3 +45,9 @@ def test_a_number_of_keys_that_are_kept_is_no_dropout() -> None:
 
     found = [names.dropout_arguments(each) for each in (Strongest, Drops)]
     assert found == [{}, {"keep": "1.0"}]
+
+
+def test_a_class_of_no_file_has_the_sizes_of_its_constructor() -> None:
+    scope: dict[str, Any] = {"__name__": "no_file"}
+    exec("class Attention:\n    def __init__(self, dim, side=3): ...", scope)
+    assert names.constructor_sizes(scope["Attention"], {}) == {"side": "3"}

@@ -2093,6 +2093,20 @@ class CausalByFlag(Correct):
         return super().forward(x, y, y, seen.tril()[None] if self.causal else None)
 
 
+class WeighsDocuments(SelfAttention):
+    """x: (batch, length, d_model); documents: long (batch, length)"""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.titles = nn.Embedding(9, 1)
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, documents: Tensor
+    ) -> dict[str, Tensor]:
+        weights = self.titles(documents)[..., 0].softmax(dim=-1)
+        return {"pooled": super().forward(x).mean(dim=1), "of_documents": weights}
+
+
 VIOLATING: Violations = {
     "rows_sum_to_one": [
         (attend_to_filling, {}),
@@ -2315,4 +2329,5 @@ EXCUSED: Excuses = [
     ("equal_values", ReadsPastOnly, "its first token sees no values"),
     ("formula", MultipliesByInverse, "a scale that is documented"),
     ("formula", AddsProjectedQuery, "relu"),
+    ("weights_match_output", WeighsDocuments, "returns no weights"),
 ]

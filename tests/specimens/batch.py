@@ -28,6 +28,7 @@ from specimens.base import (
     attend_in_parts,
     packed_first,
 )
+from specimens.masking import ForecastsWithGaps
 
 
 class MixesBatchItems(Correct):
@@ -1606,6 +1607,11 @@ class SalesOfStores(SelfAttention):
         return super().forward(sales + self.stores(store)[:, None])
 
 
+class ForecastsWithGapsOfFirst(ForecastsWithGaps):
+    def seen(self, past_observed: Tensor) -> Tensor:
+        return past_observed[:1].bool().expand_as(past_observed)
+
+
 VIOLATING: Violations = {
     "batch_independence": [
         (BiasOfFirstDepth, {}),
@@ -1671,6 +1677,7 @@ VIOLATING: Violations = {
         (ForecastsToLongestSeries, {}),
         (ReturnsMapsOfOtherItems, {}),
         (PatientsOfShortestStay, {}),
+        (ForecastsWithGapsOfFirst, {}),
     ],
 }
 

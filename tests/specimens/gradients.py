@@ -833,6 +833,19 @@ class WrittenMemory(nn.Module):
         return y
 
 
+class ActsAndValues(SelfAttention):
+    """An action of all tokens, and its value, one number for each item."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.value_head = nn.Linear(d_model, 1)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:  # type: ignore[override]
+        pooled = super().forward(x).mean(dim=1)
+        value = self.value_head(pooled)[:, 0].sigmoid()
+        return {"action": pooled, "value": value}
+
+
 VIOLATING: Violations = {
     "gradients": [
         (NoneOfOneQuery, {}),
@@ -898,6 +911,7 @@ PASSING_ONE: Passes = [
     ("gradients", AddsBias),
     ("parameter_gradients", OneBiasOfScores),
     ("parameter_gradients", ScaleWithinItsLimit),
+    ("parameter_gradients", ActsAndValues),
 ]
 
 

@@ -21,6 +21,7 @@ from specimens.base import (
     TwoStreams,
     Violations,
 )
+from specimens.masking import ForecastsWithGaps
 
 
 class LosesLastBlock(SelfAttention):
@@ -844,6 +845,59 @@ class SeesUpToFirstQueries(SeesUpToLastQueries):
         return 0
 
 
+class BlocksOfSix(SelfAttention):
+    """Tokens attend within blocks of six, the last of which is padded."""
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        count = -x.shape[1] % 6
+        full = nn.functional.pad(x, (0, 0, 0, count)).unflatten(1, (-1, 6))
+        real = torch.arange(full.shape[1] * 6, device=x.device) < x.shape[1]
+        blocks = full.flatten(0, 1)
+        seen = self.seen(real).view(-1, 1, 6).repeat(len(x), 1, 1)
+        y: Tensor = Correct.forward(self, blocks, blocks, blocks, seen)
+        return y.view(len(x), -1, x.shape[2])[:, : x.shape[1]]
+
+    def seen(self, real: Tensor) -> Tensor:
+        return real
+
+
+class BlocksOfSixWithZeros(BlocksOfSix):
+    def seen(self, real: Tensor) -> Tensor:
+        return torch.ones_like(real)
+
+
+def attend_in_windows(q: Tensor, k: Tensor, v: Tensor, window_size: int = 4) -> Tensor:
+    """q, k, v: (batch, heads, seq_len, d_k); a token sees its window"""
+    length = q.shape[2]
+    rest = -length % window_size
+    parts = []
+    for x in (q, k, v):
+        padded = nn.functional.pad(x, (0, 0, 0, rest + length - x.shape[2]))
+        parts.append(padded.unflatten(2, (-1, window_size)))
+    q, k, v = parts
+    real = torch.arange(length + rest, device=q.device) < length
+    scores = q @ k.mT * q.shape[-1] ** -0.5
+    scores = scores.masked_fill(~real.view(-1, 1, window_size), -torch.inf)
+    return (scores.softmax(dim=-1) @ v).flatten(2, 3)[:, :, :length]
+
+
+class ForecastsFromEnd(ForecastsWithGaps):
+    """Steps of the past have places that are counted back from its end.
+
+    past_observed: optional bool (batch, past_len); False where there is no reading
+    """
+
+    def forward(
+        self,
+        future: Tensor,
+        past_values: Tensor,
+        past_observed: Tensor | None = None,
+    ) -> Any:
+        place = torch.arange(-past_values.shape[1], 0, device=past_values.device)
+        pos = (place[:, None] * 0.7).sin().to(past_values)
+        return super().forward(future, past_values + pos, past_observed)
+
+
 VIOLATING: Violations = {
     "long_sequences": [
         (RescalesIfAllGrow, {}),
@@ -865,6 +919,7 @@ VIOLATING: Violations = {
         (FirstAlignmentOfPadding, {}),
         (attend_block_by_block, {}),
         (SeesUpToFirstQueries, {}),
+        (BlocksOfSixWithZeros, {}),
     ],
 }
 
@@ -903,6 +958,8 @@ PASSING_ONE: Passes = [
     ("long_sequences", SharpenedByLimit),
     ("long_sequences", attend_by_finite_blocks),
     ("long_sequences", SeesUpToLastQueries),
+    ("long_sequences", BlocksOfSix),
+    ("gradients", attend_in_windows),
 ]
 
 
@@ -918,4 +975,7 @@ EXCUSED: Excuses = [
     ("long_sequences", ChoosesWithoutGradients, "topk"),
     ("long_sequences", CountsFromTheEnd, "counted from the last token"),
     ("longer_padding", CountsFromTheEnd, "counted from the last token"),
+    ("query_independence", attend_in_windows, "as many queries as keys"),
+    ("long_sequences", ForecastsFromEnd, "counted from the last token"),
+    ("formula", ForecastsFromEnd, "its values have positions"),
 ]

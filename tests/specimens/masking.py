@@ -1912,6 +1912,51 @@ class MasksOfWindows(SelfAttention):
         return self.join(weights.flatten(0, 1) @ v)
 
 
+class ForecastsWithGaps(Correct):
+    """
+    past_observed: optional bool (batch, past_len); False where there is no reading
+    """
+
+    def forward(  # type: ignore[override]
+        self,
+        future: Tensor,
+        past_values: Tensor,
+        past_observed: Tensor | None = None,
+    ) -> Any:
+        mask = None
+        if past_observed is not None:
+            mask = self.seen(past_observed)[:, None].expand(-1, future.shape[1], -1)
+        return super().forward(future, past_values, past_values, mask)
+
+    def seen(self, past_observed: Tensor) -> Tensor:
+        return past_observed.bool()
+
+
+class ClearsGaps(ForecastsWithGaps):
+    """
+    past_observed: optional bool (batch, past_len); False where there is no reading
+    """
+
+    def forward(
+        self,
+        future: Tensor,
+        past_values: Tensor,
+        past_observed: Tensor | None = None,
+    ) -> Any:
+        if past_observed is not None:
+            past_values = past_values * past_observed.bool()[..., None]
+            past_observed = self.seen_by(future, past_observed)
+        return super().forward(future, past_values, past_observed)
+
+    def seen_by(self, future: Tensor, past_observed: Tensor) -> Tensor | None:
+        return past_observed
+
+
+class ClearsGapsForOneQuery(ClearsGaps):
+    def seen_by(self, future: Tensor, past_observed: Tensor) -> Tensor | None:
+        return None if future.shape[1] == 1 else past_observed
+
+
 VIOLATING: Violations = {
     "allowed_keys_attended": [
         (IgnoresSameShape, {}),
@@ -1963,6 +2008,7 @@ VIOLATING: Violations = {
         (PoolsFramesOfFirst, {}),
         (MasksContextWeakly, {}),
         (PoolsFirstTokenOfAll, {}),
+        (ClearsGapsForOneQuery, {}),
     ],
     "nonfinite_padding": [
         (Correct, MASK),
@@ -2110,6 +2156,8 @@ PASSING_ONE: Passes = [
     ("long_sequences", EncodesMemory),
     ("padding", EncodesMemory),
     ("causality", MasksOfWindows),
+    ("padding", ForecastsWithGaps),
+    ("padding", ClearsGaps),
 ]
 
 

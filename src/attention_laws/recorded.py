@@ -1,0 +1,56 @@
+r"""# Weights of a call
+
+Many laws are of the weights, which few implementations return. They are those that a
+softmax gives in a call, or that PyTorch's kernel computes, if their shape is that of
+weights. For equal tokens they depend on positions alone.
+
+Source: [the recorder](tools.md).
+"""
+
+from dataclasses import replace
+
+from attention_laws.script import CallArguments, Script
+
+
+def record_weights(script: Script, args: CallArguments) -> str:
+    """A variable of the weights of the first batch item, `[heads, q_len, k_len]`.
+
+    Empty where they are not found.
+    """
+    q_len, k_len, _ = args.allowed.shape
+    call = f"lambda: {script.call_source(args)}"
+    more = ", queries_first=True" if script.adapter.queries_first else ""
+    weights = script.assign(
+        "weights",
+        f"recorded_weights({call}, {script.sizes.heads}, {q_len}, {k_len}{more})",
+    )
+    return weights if script.evaluate(f"{weights} is not None") else ""
+
+
+def record_weights_with_gradients(script: Script, args: CallArguments) -> str:
+    """The weights of `record_weights`, of which the inputs have gradients."""
+    for name in args.inputs:
+        script.exec_line(f"{name}.requires_grad_()")
+    return record_weights(script, args)
+
+
+def make_equal_tokens(script: Script, args: CallArguments) -> CallArguments:
+    """The same arguments, with all tokens of each input equal to its first one."""
+    first = script.adapter.index(l=slice(0, 1))
+    inputs = tuple(
+        script.assign(name, f"{name}{first}.expand_as({name}).clone()")
+        for name in args.inputs
+    )
+    return replace(args, inputs=inputs)
+
+
+def record_equal_tokens(script: Script, args: CallArguments) -> str:
+    """The weights of equal tokens; of several attentions, those of the first."""
+    args = make_equal_tokens(script, args)
+    weights = record_weights(script, args)
+    if weights or not script.adapter.is_module:
+        return weights
+    sizes = ", ".join(map(str, args.allowed.shape[:2]))
+    call = f"lambda: {script.call_source(args)}"
+    weights = script.assign("weights", f"first_weights({call}, attention, {sizes})")
+    return weights if script.evaluate(f"{weights} is not None") else ""
