@@ -194,18 +194,24 @@ def integers(target: Any) -> set[str]:
     ...     "kinds: LongTensor (B, L)\n gaps  (B, L)  integer seconds; x: (B, L, D)"
     >>> sorted(integers(attend))
     ['gaps', 'kinds']
+    >>> def recommend(x, words, user): "x: (B, L, D), words: (B, L) ids\n user: (B,) id"
+    >>> integers(recommend)
+    {'user'}
     """
     found = shapes(target)
     texts = documentation(target) if found else []
     lines = [line for text in texts for line in text.splitlines()]
+    types = {n: OF_ITEMS if len(axes) == 1 else INTEGERS for n, axes in found.items()}
     return {
         name
-        for name in found
-        if any(re.search(rf"\b{name}\b.*{INTEGER_TYPES}", line) for line in lines)
+        for name, pattern in types.items()
+        if any(re.search(rf"\b{name}\b.*({pattern})", line) for line in lines)
     }
 
 
-INTEGER_TYPES = r"\b(Long(Tensor)?|torch\.long|long|int(32|64|eger)?s?|indices|ids?)\b"
+INTEGERS = r"\b(Long(Tensor)?|torch\.long|long|int(32|64|eger)?s?|indices)\b"
+# The id of an item, such as a store, is an integer; vectors replace those of tokens.
+OF_ITEMS = rf"{INTEGERS}|\bids?\b"
 
 
 def says(target: Any, pattern: str) -> bool:
