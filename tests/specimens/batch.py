@@ -1612,6 +1612,27 @@ class ForecastsWithGapsOfFirst(ForecastsWithGaps):
         return past_observed[:1].bool().expand_as(past_observed)
 
 
+class PoolsGraphs(EdgesConv):
+    """x: (nodes, d), edge_index: long (2, edges), batch: long (nodes,), its graph"""
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, edge_index: Tensor, batch: Tensor
+    ) -> Tensor:
+        y: Tensor = super().forward(x, edge_index)
+        share = self.shares(y.sum(dim=1).exp(), batch)
+        pooled = y.new_zeros(int(batch.max()) + 1, y.shape[1])
+        return pooled.index_add(0, batch, share[:, None] * y)
+
+    def shares(self, weights: Tensor, batch: Tensor) -> Tensor:
+        sums = weights.new_zeros(int(batch.max()) + 1).index_add(0, batch, weights)
+        return weights / sums[batch]
+
+
+class PoolsGraphsTogether(PoolsGraphs):
+    def shares(self, weights: Tensor, batch: Tensor) -> Tensor:
+        return weights / weights.sum()
+
+
 VIOLATING: Violations = {
     "batch_independence": [
         (BiasOfFirstDepth, {}),
@@ -1678,6 +1699,7 @@ VIOLATING: Violations = {
         (ReturnsMapsOfOtherItems, {}),
         (PatientsOfShortestStay, {}),
         (ForecastsWithGapsOfFirst, {}),
+        (PoolsGraphsTogether, {}),
     ],
 }
 
@@ -1769,6 +1791,7 @@ PASSING_ONE: Passes = [
     ("batch_independence", ReturnsMapsOfLayers),
     ("batch_independence", PatientsOfWard),
     ("batch_independence", SalesOfStores),
+    ("batch_independence", PoolsGraphs),
 ]
 
 
