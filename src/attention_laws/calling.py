@@ -485,10 +485,10 @@ def groups_of_layouts(probe: CallProbe) -> list[list[str]]:
         groups = [group for group in groups if group[0] not in IMAGES]
     if any(map(documented.is_batch_third, shapes)):
         groups.insert(0, ["image_rows_first"])
-    sizes = names.constructor_sizes(adapter.target, adapter.init_args)
-    is_of_items = len(shapes[0]) == 2 and documented.is_batch(shapes[0][0])
-    if is_of_items and shapes[0][1] in sizes:  # and no tokens
-        groups = [group for group in groups if group != ["ld"]]
+    if len(shapes[0]) == 2 and documented.is_batch(shapes[0][0]):
+        sizes = names.constructor_sizes(adapter.target, adapter.init_args)
+        if shapes[0][1] in sizes:  # numbers of each item are no tokens
+            groups = [group for group in groups if group != ["ld"]]
     if options.layout:
         groups = [[LAYOUTS.get(options.layout, options.layout)]]
     if options.layout.startswith("video"):

@@ -1130,7 +1130,7 @@ def is_batch_first(axes: tuple[str, ...]) -> bool:
     >>> is_batch_first(("rows", "batch", "d")), is_batch_first(("B", "H", "W", "C"))
     (False, True)
     """
-    return not any(map(BATCH_PATTERN.match, axes[1:]))
+    return not any(map(is_batch, axes[1:]))
 
 
 def place_of_heads(axes: tuple[str, ...]) -> str:
@@ -1184,7 +1184,7 @@ def is_batch_third(axes: tuple[str, ...]) -> bool:
     >>> is_batch_third(("rows", "cols", "batch", "d")), is_batch_third(("n", "b", "d"))
     (True, False)
     """
-    return len(axes) == 4 and bool(BATCH_PATTERN.match(axes[2]))
+    return len(axes) == 4 and is_batch(axes[2])
 
 
 def has_positions(axes: tuple[str, ...], batch: tuple[str, ...]) -> bool:

@@ -242,12 +242,10 @@ def vectors_of(
             return checked_width(vectors.to(rows), rows)
     known = torch.cat([each.flatten() for each in ids])
     found = given[..., None] == known
-    if padding_id is not None:
-        found &= (given != padding_id)[..., None]
+    is_padding = given == (-1 if padding_id is None else padding_id)
+    found &= ~is_padding[..., None]
     is_known = found.any(dim=-1)
-    others = given.masked_fill(is_known, FIRST_ID)
-    if padding_id is not None:
-        others = others.masked_fill(given == padding_id, FIRST_ID)
+    others = given.masked_fill(is_known | is_padding, FIRST_ID)
     # What a model computes of ids is no token of its own, which is that of all items.
     is_computed = len(given) > 1 and bool((others != others[:1]).any())
     if is_computed or bool((found.sum(-1) > 1).any()):

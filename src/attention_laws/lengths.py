@@ -42,10 +42,7 @@ from attention_laws.positions import (
     count_functions,
     fits_in_memory,
 )
-from attention_laws.recorded import (
-    make_equal_tokens,
-    record_weights,
-)
+from attention_laws.recorded import make_equal_tokens, record_weights
 from attention_laws.script import CONTEXTS, CallArguments, Script
 from attention_laws.tools import WeightsRecorder
 

@@ -30,10 +30,7 @@ from attention_laws.law import (
     law,
     skip_unless,
 )
-from attention_laws.recorded import (
-    make_equal_tokens,
-    record_weights,
-)
+from attention_laws.recorded import make_equal_tokens, record_weights
 from attention_laws.script import CallArguments, Script
 
 

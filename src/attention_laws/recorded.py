@@ -20,10 +20,13 @@ def record_weights(script: Script, args: CallArguments) -> str:
     q_len, k_len, _ = args.allowed.shape
     call = f"lambda: {script.call_source(args)}"
     more = ", queries_first=True" if script.adapter.queries_first else ""
-    weights = script.assign(
-        "weights",
-        f"recorded_weights({call}, {script.sizes.heads}, {q_len}, {k_len}{more})",
-    )
+    sizes = f"{script.sizes.heads}, {q_len}, {k_len}"
+    return assign_if_found(script, f"recorded_weights({call}, {sizes}{more})")
+
+
+def assign_if_found(script: Script, text: str) -> str:
+    """A variable of weights that source text may give; empty where it gives none."""
+    weights = script.assign("weights", text)
     return weights if script.evaluate(f"{weights} is not None") else ""
 
 
@@ -52,5 +55,4 @@ def record_equal_tokens(script: Script, args: CallArguments) -> str:
         return weights
     sizes = ", ".join(map(str, args.allowed.shape[:2]))
     call = f"lambda: {script.call_source(args)}"
-    weights = script.assign("weights", f"first_weights({call}, attention, {sizes})")
-    return weights if script.evaluate(f"{weights} is not None") else ""
+    return assign_if_found(script, f"first_weights({call}, attention, {sizes})")

@@ -30,10 +30,7 @@ from attention_laws.law import (
     law,
     skip_unless,
 )
-from attention_laws.recorded import (
-    record_weights,
-    record_weights_with_gradients,
-)
+from attention_laws.recorded import record_weights, record_weights_with_gradients
 from attention_laws.script import CallArguments, Script
 from attention_laws.tools import (
     SOFTMAX_PATTERN,

@@ -15,10 +15,7 @@ from dataclasses import replace
 import torch
 
 from attention_laws import structure
-from attention_laws.algebra import (
-    call_with_values,
-    find_values,
-)
+from attention_laws.algebra import call_with_values, find_values
 from attention_laws.law import law, skip_unless
 from attention_laws.recorded import make_equal_tokens
 from attention_laws.script import CallArguments, Script
