@@ -140,6 +140,7 @@ FAMILIES = {
     "sinks": "Sinks",
     "gradients": "Gradients",
     "decoding": "Decoding",
+    "generation": "Generation",
     "blocks": "Blocks",
     "order": "Order",
     "positions": "Positions",

@@ -354,9 +354,11 @@ class Adapter:
     position_args: Mapping[str, str] = field(default_factory=dict)
     # Other required arguments, such as the height and the width of an image, likewise.
     extra_args: Mapping[str, str] = field(default_factory=dict)
-    # Arguments, [batch, length], that may give positions, or the parts of a sequence.
+    # Arguments, [batch, length], that may give positions, or the parts of a sequence;
+    # [length, batch], if `ids_are_turned`.
     position_ids: str = ""
     segment_ids: str = ""
+    ids_are_turned: bool = False
     is_pooled: bool = False  # whether its outputs are not one for each token
     # One of `IMAGES`. Images, [batch_size, channels, height, width], channels
     # last, or rows first, [height, width, batch_size, channels], have `image_height`

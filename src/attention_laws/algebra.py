@@ -31,10 +31,14 @@ from attention_laws.law import (
     law,
     skip_unless,
 )
-from attention_laws.recorded import make_equal_tokens, record_weights
+from attention_laws.recorded import (
+    assert_weights_are_applied,
+    make_equal_tokens,
+    record_weights,
+)
+from attention_laws.recorders import CalledFunctions
 from attention_laws.script import CallArguments, Script, find_output
 from attention_laws.tools import (
-    CalledFunctions,
     captured_input,
     captured_inputs,
     is_called,
@@ -454,9 +458,11 @@ def weights_match_output(script: Script) -> None:
     the influence of a value on the output has to be in proportion to its weight. If the
     documentation tells whether they are from before or after dropout, they are tested
     for it. Those of one output for all tokens sum to one with hidden keys as without.
-    Means over heads are compared where there is one head.
+    Means over heads are compared where there is one head. Those of several layers have
+    to be results of a softmax that are applied.
     """
     adapter = script.adapter
+    assert_weights_are_applied(script)
     skip_unless(adapter.weights_source, "returns no weights")
     if "q" not in adapter.weights_axes:
         assert_pooled_weights_are_shares(script)

@@ -11,9 +11,8 @@ museum](../../compare/museum.md) shows them.
 """
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -86,8 +85,9 @@ def batch_independence(script: Script) -> None:
     # and so is the token with which its second part begins.
     positions = f"{tokens} * (1 + {items}[:, None])"
     segments = f"({tokens} > {items}[:, None]).long()"
+    axis = int(script.adapter.ids_are_turned)
     for argument, numbers in assigned_ids(script, positions, segments):
-        assert_items_have_own(script, argument, numbers, lambda n: f"[{n}:{n + 1}]")
+        assert_items_have_own(script, argument, numbers, axis)
     numbers = f"({positions}){script.to_device()}"
     assert_items_have_own_numbers(script, optional_integers(script.adapter), numbers)
     lengths = lengths_of_items(script)
@@ -109,7 +109,7 @@ def batch_independence(script: Script) -> None:
             continue  # the same for all items
         with script.attempt():  # it may be of another shape
             given = script.random_tensor(argument, *shape)
-            assert_items_have_own(script, argument, given, partial(item_index, script))
+            assert_items_have_own(script, argument, given, adapter.layout.index("b"))
 
 
 def assert_items_have_own_numbers(
@@ -120,7 +120,7 @@ def assert_items_have_own_numbers(
         script.restart()
         with script.attempt():  # they may be numbers of something else
             given = script.assign(argument, numbers)
-            assert_items_have_own(script, argument, given, lambda n: f"[{n}:{n + 1}]")
+            assert_items_have_own(script, argument, given)
 
 
 def assert_memories_are_of_items(script: Script) -> None:
@@ -143,9 +143,7 @@ def assert_memories_are_of_items(script: Script) -> None:
             shape = script.sizes.batch_size, 7, width
             given = {name: script.random_tensor(name, *shape) for name in found}
             first = found[0]
-            assert_items_have_own(
-                script, first, given.pop(first), lambda n: f"[{n}:{n + 1}]", **given
-            )
+            assert_items_have_own(script, first, given.pop(first), **given)
 
 
 def assert_items_have_own_tensors(script: Script) -> None:
@@ -160,9 +158,14 @@ def assert_items_have_own_tensors(script: Script) -> None:
             script.restart()
             for given in own_tensors(script, argument):
                 with script.attempt():
-                    assert_items_have_own(
-                        script, argument, given, lambda n: f"[{n}:{n + 1}]"
-                    )
+                    axis = axis_of_items(script, argument)
+                    assert_items_have_own(script, argument, given, axis)
+
+
+def axis_of_items(script: Script, argument: str) -> int:
+    """The axis of batch items in an argument: the first, or that documented as it."""
+    axes = documented.all_shapes(script.adapter.target).get(argument, ())
+    return next((n for n, axis in enumerate(axes) if documented.is_batch(axis)), 0)
 
 
 def assert_videos_are_apart(script: Script) -> None:
@@ -243,7 +246,7 @@ def assert_marks_are_of_item(script: Script) -> None:
         is_global = f"({tokens} == {items}[:, None]){script.to_device()}"
         marks = script.assign("marks", is_global)
         with script.attempt():  # they may be integers
-            assert_items_have_own(script, argument, marks, lambda n: f"[{n}:{n + 1}]")
+            assert_items_have_own(script, argument, marks)
     if documented.marks_global_by_two(script.adapter.target):
         assert_twos_are_of_item(script)
 
@@ -264,9 +267,7 @@ def assert_twos_are_of_item(script: Script) -> None:
             script.restart()
             marks = script.assign(argument, twos)
             with script.attempt():  # it may take fewer tokens
-                assert_items_have_own(
-                    script, argument, marks, lambda n: f"[{n}:{n + 1}]"
-                )
+                assert_items_have_own(script, argument, marks)
 
 
 def assert_marks_of_context_are_of_item(script: Script) -> None:
@@ -288,9 +289,7 @@ def assert_marks_of_context_are_of_item(script: Script) -> None:
                 is_first = f"torch.arange({count}) <= {items}[:, None]"
                 marks = script.assign("marks", f"({is_first}){script.to_device()}")
                 with script.attempt():  # it may be of another length, or no bool mask
-                    assert_items_have_own(
-                        script, mask, marks, lambda n: f"[{n}:{n + 1}]"
-                    )
+                    assert_items_have_own(script, mask, marks)
 
 
 def masks_of_filled(adapter: Adapter) -> Iterator[tuple[str, str]]:
@@ -482,7 +481,8 @@ def own_tensors(script: Script, argument: str) -> Iterator[str]:
         yield script.assign(argument, lengths_of_items(script))
     if not isinstance(value, Tensor) or value.dim() < 2 or value.is_complex():
         return
-    if value.shape[0] != batch_size or batch_size in value.shape[1:]:
+    axis = axis_of_items(script, argument)
+    if [n for n, size in enumerate(value.shape) if size == batch_size] != [axis]:
         return
     if template.startswith(names.PER_ITEM) and takes_more_rows(script, argument, text):
         return  # they are vectors that all batch items share
@@ -499,7 +499,7 @@ def own_tensors(script: Script, argument: str) -> Iterator[str]:
     if value.shape[-2:].count(script.sizes.k_len) == 2:
         given += f" | torch.eye({script.sizes.k_len}).bool(){script.to_device()}"
     elif value.dtype != torch.bool:
-        axes = (-1,) + (1,) * (value.dim() - 1)
+        axes = tuple(-1 if n == axis else 1 for n in range(value.dim()))
         units = f"torch.arange(1, {batch_size + 1}){script.to_device()}.view{axes}"
         yield script.assign(argument, f"({given} * {units}).to({value.dtype})")
     yield script.assign(argument, f"({given}).to({value.dtype})")
@@ -719,14 +719,18 @@ def assert_long_items_equal_alone(script: Script) -> None:
                 with script.attempt():  # it may take no other images
                     assert_items_equal_alone(script, script.all_allowed(), None)
         return
-    with script.using(q_len=24, k_len=24):
-        unmasked, *masks = item_masks(script)
-        for allowed, mask in masks[:1] or [unmasked]:
-            if masks:
-                allowed[:, 12:, 1] = False
-            script.restart()
-            with script.attempt():  # longer than its tables
-                assert_items_equal_alone(script, allowed, mask)
+    trained: list[dict[str, str]] = [{}]
+    trained += [{name: "8"} for name in names.trained_lengths(adapter.target)]
+    for given in trained:
+        built = replace(adapter, init_args={**adapter.init_args, **given})
+        with script.using(built, q_len=24, k_len=24):
+            unmasked, *masks = item_masks(script)
+            for allowed, mask in masks[:1] or [unmasked]:
+                if masks:
+                    allowed[:, 12:, 1] = False
+                with script.attempt():  # longer than its tables
+                    script.restart()
+                    assert_items_equal_alone(script, allowed, mask)
 
 
 def assert_pixels_equal_alone(script: Script) -> None:
@@ -844,13 +848,14 @@ def assert_items_have_own(
     script: Script,
     argument: str,
     given: str,
-    index_of: Callable[[int], str],
+    axis: int = 0,
+    /,
     **beside: str,
 ) -> None:
     """Each batch item gives the same output alone, with its part of an argument.
 
-    These are the positions or segments of its tokens, or a tensor shaped as the input.
-    It has its part of those `beside` it, too.
+    These are the positions or segments of its tokens, or a tensor shaped as the input,
+    of which `axis` is that of batch items. It has its part of those `beside` it, too.
     """
     arguments = {argument: given, **beside}
     length, batch_size = script.sizes.k_len, script.sizes.batch_size
@@ -867,7 +872,8 @@ def assert_items_have_own(
             inputs = tuple(
                 script.assign(name, f"{name}{index}") for name in args.inputs
             )
-            own = {name: text + index_of(item) for name, text in arguments.items()}
+            part = f"[{':, ' * axis}{item}:{item + 1}]"
+            own = {name: text + part for name, text in arguments.items()}
             allowed = args.allowed[..., item : item + 1]
             mask = script.encode_mask(all_allowed[..., :1])
             of_item = replace(args, inputs=inputs, allowed=allowed, mask=mask)

@@ -37,9 +37,10 @@ from attention_laws.adapter import (
 )
 from attention_laws.embedded import PADDING, embedding_widths, takes_ids
 from attention_laws.law import ScriptError
+from attention_laws.recorders import WeightsRecorder
 from attention_laws.script import CallArguments, Script, find_output
 from attention_laws.source import source_of
-from attention_laws.tools import WeightsRecorder, tensors_in
+from attention_laws.tools import tensors_in
 
 # Candidates for the axes of masks and of attention weights. Masks that can express more
 # come first.
@@ -1183,6 +1184,17 @@ def built_by(probe: CallProbe, source: str) -> nn.Module:
     return built
 
 
+def is_model_around(adapter: Adapter, options: Options) -> bool:
+    """Whether attentions within it may be checked instead of it, or beside it.
+
+    What is named attention is to be checked itself, as is what a call is given for.
+    """
+    kind = adapter.target if isinstance(adapter.target, type) else type(adapter.target)
+    is_described = options.layout or options.inputs or options.mask or options.call_args
+    is_attention = names.ATTENTION_PATTERN.search(kind.__name__)
+    return not (is_attention or is_described)
+
+
 def raise_if_model(probe: CallProbe, message: str) -> None:
     """Raise `ModelError` if what could not be called is a model with attentions in it.
 
@@ -1208,9 +1220,6 @@ def raise_if_model(probe: CallProbe, message: str) -> None:
             f"the attentions within it with `--inside`, or a function of vectors"
         )
         raise ModelError(message, why, model, source, adapter.imports, probe.takes_ids)
-    # What is named attention is to be checked itself, as is what a call is given for.
-    is_attention = names.ATTENTION_PATTERN.search(type(model).__name__)
-    is_described = options.layout or options.inputs or options.mask or options.call_args
-    if not (is_attention or is_described) and structure.paths_of_attention(model):
+    if is_model_around(adapter, options) and structure.paths_of_attention(model):
         why = "could not be called itself"
         raise ModelError(message, why, model, source, adapter.imports)

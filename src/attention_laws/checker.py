@@ -30,7 +30,7 @@ from contextlib import (
     redirect_stdout,
     suppress,
 )
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,7 @@ from attention_laws import (
     decoding,
     dropout,
     execution,
+    generation,
     gradients,
     heads,
     images,
@@ -62,12 +63,15 @@ from attention_laws.adapter import Adapter, CallError, Fact, Options, Sizes
 from attention_laws.calling import (
     CONTEXT_LENGTH,
     CallProbe,
+    built_by,
     context_of_all_items,
     expanded,
     influence,
+    is_model_around,
     order_matters,
     queries_meet,
 )
+from attention_laws.embedded import takes_ids
 from attention_laws.infer import infer_adapter
 from attention_laws.infer_cache import infer_cache, infer_context_cache
 from attention_laws.infer_masks import infer_masks
@@ -101,7 +105,7 @@ LAWS: dict[str, Law] = {
     each.name: each
     for family in (
         *(masking, batch, images, algebra, scores, heads, sinks, gradients, decoding),
-        *(blocks, order, positions, lengths, execution, dropout, options),
+        *(generation, blocks, order, positions, lengths, execution, dropout, options),
     )
     for each in vars(family).values()
     if isinstance(each, Law)
@@ -166,11 +170,16 @@ class LawResult:
 
 @dataclass(frozen=True)
 class Report:
-    """The results of all laws on one implementation; prints as a table."""
+    """The results of all laws on one implementation; prints as a table.
+
+    `model` is there if it has attentions within it, which may be checked, too: the
+    module, the expression that builds it, and the lines that this needs.
+    """
 
     name: str
     facts: tuple[Fact, ...]
     results: tuple[LawResult, ...]
+    model: tuple[nn.Module, str, str] | None = field(default=None, repr=False)
 
     def with_status(self, status: str) -> list[LawResult]:
         """The results with this status."""
@@ -870,6 +879,20 @@ def build_by_function(function: Any, stated: Options) -> tuple[nn.Module, str] |
     return None
 
 
+def callable_module(attention: Any, name: str, stated: Options) -> tuple[Any, str, str]:
+    """The attention, its name, and the lines that make it of one of another kind.
+
+    That is a function that builds a module, or one that decodes.
+    """
+    if (built := build_by_function(attention, stated)) is not None:
+        return built[0], "built", built[1]
+    if (wrapper := wrapper_of(attention)) is not None:
+        imported = f"from {wrapper.__module__} import {wrapper.__name__}\n\n"
+        lines = f"\n{imported}built = {wrapper.__name__}({name})\n"
+        return wrapper(attention), "built", lines
+    return attention, name, ""
+
+
 def validate_law_names(option: str, names: str | Iterable[str]) -> list[str]:
     """Names of laws, one or several; raises `ValueError` for an unknown one."""
     names = [names] if isinstance(names, str) else names
@@ -1010,16 +1033,11 @@ def check(
     with undisturbed(attention, stated.seed):
         name = name or getattr(attention, "__name__", "")
         name = name if name.isidentifier() else "my_attention"
-        imports, source_name = imports or import_line(attention, name), name
-        if (built := build_by_function(attention, stated)) is not None:
-            attention, lines = built
+        imports = imports or import_line(attention, name)
+        attention, source_name, lines = callable_module(attention, name, stated)
+        imports += lines
+        if lines and isinstance(attention, nn.Module):
             stated = replace(stated, init_args={})
-            imports, source_name = imports + lines, "built"
-        elif (wrapper := wrapper_of(attention)) is not None:
-            attention = wrapper(attention)
-            lines = f"from {wrapper.__module__} import {wrapper.__name__}\n\n"
-            imports += f"\n{lines}built = {wrapper.__name__}({name})\n"
-            source_name = "built"
         adapter = infer_with_memory(attention, source_name, imports, stated)
         adapter = with_required_context(adapter, stated)
         context = with_context(adapter, stated)
@@ -1048,4 +1066,25 @@ def check(
                     check_law(law, each, stated, thorough, insist) for each in each_of
                 ]
                 results.append(min(found, key=lambda r: STATUSES.index(r.status)))
-    return Report(name, adapter.facts, tuple(results))
+        model = None if only else model_around(adapter, stated, results)
+    return Report(name, adapter.facts, tuple(results), model)
+
+
+def model_around(
+    adapter: Adapter, options: Options, results: Iterable[LawResult]
+) -> tuple[nn.Module, str, str] | None:
+    """The model with attentions in it that was checked, if their formula was not.
+
+    What an option says of the model may not be true of them.
+    """
+    if any(r.law is algebra.formula and r.status != "not applicable" for r in results):
+        return None
+    if takes_ids(adapter.target) or not isinstance(adapter.target, type):
+        return None  # its attentions are checked as those of a model
+    of_run = {n: getattr(options, n) for n in ("init_args", "dtype", "device", "seed")}
+    if options != Options(**of_run) or not is_model_around(adapter, options):
+        return None
+    source = adapter.build_expression(Sizes(2, 5, 5, adapter.heads, adapter.d_k))
+    model = built_by(CallProbe(adapter, options), source)
+    within = structure.paths_of_attention(model)
+    return (model, source, adapter.imports) if within else None

@@ -28,7 +28,9 @@ $ headnotes check my_model.py:build_model --inside
 So does the command without it, where a model takes token ids or images, which it embeds
 before they are attended to, and where no way was found to call a model itself. Each
 report says so then. A small model that takes token ids is checked as a whole, too, with
-[vectors in their place](embedded.md).
+[vectors in their place](embedded.md). Where a class is called, such as a block with
+norms around its attention, and the formula cannot be tested from outside, the attention
+within it is checked, too, unless an option says more than how to build the class.
 
 Options may be written into `pyproject.toml`, under the names that `check` has for them.
 `headnotes check` then checks all targets that are listed there; flags take precedence.
@@ -81,7 +83,12 @@ from attention_laws.adapter import (
     Options,
 )
 from attention_laws.checker import LAWS, LawResult, Report, check, explain
-from attention_laws.embedded import is_large, of_vectors, with_vectors
+from attention_laws.embedded import (
+    embedding_widths,
+    is_large,
+    of_vectors,
+    with_vectors,
+)
 from attention_laws.law import did_you_mean, first_line
 from attention_laws.names import import_of
 
@@ -348,10 +355,12 @@ def check_parts(
         try:
             report = check(attention, name=name, imports=imports, **options)
             outcome.reports.append(replace(report, facts=(*facts, *report.facts)))
+            if report.model is not None and not outcome.inside:
+                check_within(outcome, name, *report.model, options)
         except ModelError as model:
             within = [*parts_of_model(name, model.imports, model.model, model.source)]
             is_checked = (
-                model.takes_ids
+                (model.takes_ids or embedding_widths(model.model))
                 and not outcome.inside
                 and check_with_vectors(outcome, name, attention, model, options)
             )
@@ -378,6 +387,27 @@ def check_parts(
                 f"nothing about the attention; please report it: "
                 f"{type(error).__name__}: {first_line(error)} ({place})"
             )
+
+
+def check_within(
+    outcome: Outcome,
+    name: str,
+    model: nn.Module,
+    source: str,
+    imports: str,
+    options: dict[str, Any],
+) -> None:
+    """Check the attentions within a model that was checked, as far as they are called.
+
+    Its own calls show little of them, such as of their formula.
+    """
+    outcome.inside = True
+    within = parts_of_model(name, imports, model, source)
+    fact = Fact("within", f"`{name}`", "inferred")
+    more = {n: value for n, value in options.items() if n != "init_args"}
+    errors = dict(outcome.errors)
+    check_parts(outcome, within, more, (fact,))
+    outcome.errors = errors
 
 
 def check_with_vectors(

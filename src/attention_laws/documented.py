@@ -739,14 +739,17 @@ def drops_alike_for_queries(target: Any) -> bool:
 def scales_by_rest(target: Any) -> bool:
     r"""Whether what remains is scaled by how much remains, which keeps no mean.
 
+    The code may count what it keeps.
+
     >>> def attend(x): "Heads are dropped; the rest is scaled by heads / heads left."
     >>> def attend_all(x): "Heads are dropped; the rest is divided by 1 - p."
     >>> scales_by_rest(attend), scales_by_rest(attend_all)
     (True, False)
     """
-    return says(
-        target, r"\b(scaled|multiplied|divided) by\b[^.]*\b(left|remain\w*|kept)\b"
-    )
+    rest = r"\b(left|remain\w*|kept|keeps?)\b"
+    is_stated = says(target, rf"\b(scaled|multiplied|divided) by\b[^.]*{rest}")
+    kind = target if isinstance(target, type) else type(target)
+    return is_stated or bool(re.search(r"\bkeep\w*\.(sum|mean)\(", source_of(kind)))
 
 
 def renormalizes_rest(target: Any) -> bool:
@@ -946,7 +949,8 @@ HIDDEN_PATTERN = (
 )
 SEEN_PATTERN = r"real|valid|kept|keep|visible|allowed|attend\w*"
 MEANING_PATTERN = re.compile(
-    rf"\b(not (?:to )?(?:be )?|non-?|never |un)?({HIDDEN_PATTERN}|{SEEN_PATTERN})\b",
+    r"\b((?:not|\w+n['’]t) (?:to )?(?:be )?|non-?|never |un)?"
+    rf"({HIDDEN_PATTERN}|{SEEN_PATTERN})\b",
     re.IGNORECASE,
 )
 
@@ -959,8 +963,9 @@ def hides_where_true(target: Any, mask: str) -> bool | None:
     >>> [hides_where_true(attend, name) for name in ("mask", "keep", "seen")]
     [True, False, None]
     >>> def attend_to(x, mask): "mask: False at keys not to be attended."
-    >>> hides_where_true(attend_to, "mask")
-    False
+    >>> def attend_by(x, mask): "mask: False keys aren't attended."
+    >>> hides_where_true(attend_to, "mask"), hides_where_true(attend_by, "mask")
+    (False, False)
     >>> def attend_along(x, adj): "adj[i, j] != 0 lets node i attend to node j."
     >>> hides_where_true(attend_along, "adj")
     False
@@ -983,6 +988,18 @@ def hides_where_true(target: Any, mask: str) -> bool | None:
                 )
                 said.add(is_true == (is_hidden == (meaning[1] is None)))
     return said.pop() if len(said) == 1 else None
+
+
+def needs_keys(target: Any) -> bool:
+    r"""Whether a query is documented to have a key that is not hidden.
+
+    >>> def attend(x, mask): "Every row of the mask has at least one real token."
+    >>> def attend_to(x, mask): "Rows without a token give zero."
+    >>> needs_keys(attend), needs_keys(attend_to)
+    (True, False)
+    """
+    things = "token|key|frame|position|node|item|element|patch|step|entry|event|word"
+    return says(target, rf"\bat least (one|1) ([\w-]+ )?({things}|atom|residue|pixel)")
 
 
 def decodes_alike(target: Any) -> bool:

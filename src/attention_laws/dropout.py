@@ -29,15 +29,10 @@ from attention_laws.law import (
 from attention_laws.order import all_reach_last
 from attention_laws.rates import place_of, probabilities, rates_of
 from attention_laws.recorded import make_equal_tokens
+from attention_laws.recorders import CalledFunctions, FactorOfDropout, WeightsRecorder
 from attention_laws.script import CallArguments, Script
 from attention_laws.source import source_of
-from attention_laws.tools import (
-    CalledFunctions,
-    FactorOfDropout,
-    WeightsRecorder,
-    are_on_a_line,
-    last_activation,
-)
+from attention_laws.tools import are_on_a_line, last_activation
 
 # Copies of one sequence, of which each has a dropout mask of its own. There are fewer
 # if a call computes more than `COPIED_ENTRIES` for them, or if they are packed into one
@@ -95,6 +90,7 @@ def dropout(script: Script) -> None:
         if changed[place]:
             assert_each_path_drops(script, place)
     assert_rates_reach_their_places(script, changed)
+    assert_rates_drop_something(script)
     is_unknown = "norm" in adapter.designs  # what drops, behind one
     if "weights" not in changed.values() or is_unknown:
         for place in places:
@@ -181,6 +177,27 @@ def assert_rates_reach_their_places(script: Script, changed: dict[str, str]) -> 
                 message = f"`{name}` drops {what}"
                 claim = f"active_dropout(attention) != {reached}"
                 script.assert_true(claim, message)
+
+
+# Rates that may be of no layer, such as of the first of them.
+OTHER_RATES = re.compile("path|depth|layer|stoch|block|zone")
+# What the documentation says of an argument that is for other code only.
+UNUSED = r"\b(unused|ignored|not used|no effect|compatib\w+)\b"
+
+
+def assert_rates_drop_something(script: Script) -> None:
+    """A rate of the constructor reaches a dropout of the module, whatever it drops."""
+    adapter = script.adapter
+    rates = names.dropout_arguments(adapter.target)
+    for name in rates:
+        if OTHER_RATES.search(name) or documented.says_of(adapter.target, name, UNUSED):
+            continue
+        init_args = {**adapter.init_args, **rates, name: "0.5"}
+        with script.attempt():
+            with script.using(replace(adapter, init_args=init_args)):
+                script.restart("train", dropout=None)
+            message = f"`{name}` of the constructor drops nothing"
+            script.assert_true("active_dropout(attention) != []", message)
 
 
 def assert_draws_have_an_effect(script: Script) -> None:
@@ -384,7 +401,8 @@ def assert_heads_are_scaled(
         apply_dropout(script, 0.0, place)
         usual = f"{script.call(many)}.movedim({copies_first(script)}, [0, 1])"
         unscaled = f"(({y} - {usual}).abs().flatten(1).amax(1) < 1e-5).any().item()"
-        message = f"`{place}` drops heads, and those that remain are not scaled"
+        owner = f"`{place}`" if place else "it"
+        message = f"{owner} drops heads, and those that remain are not scaled"
         script.assert_true(f"not {unscaled}", message)
 
 

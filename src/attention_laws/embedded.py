@@ -120,8 +120,42 @@ def of_vectors(kind: type[nn.Module]) -> type[nn.Module]:
     return OfVectors
 
 
+def compared_id(source: str, inputs: Iterable[str]) -> str:
+    r"""The id of padding with which code compares token ids, as it is written there.
+
+    >>> compared_id("mask = ids.ne(self.pad_id)", ["ids"])
+    'self.pad_id'
+    >>> compared_id("mask = ids[:, 1:] != 0", ["ids"]), compared_id("x == 0", ["ids"])
+    ('0', '')
+    """
+    ids = "|".join(map(re.escape, inputs))
+    compared = re.search(
+        rf"\b({ids})(\[[^]]*\])?( (==|!=|>) |\.(eq|ne|gt)\()(0\b|self\.\w*pad\w*)",
+        source,
+    )
+    return compared[6] if compared else ""
+
+
+def compared_id_of(model: Any) -> str:
+    """The id with which a model compares a required argument."""
+    required = names.required_by_name(names.parameters_of(model))
+    return compared_id(
+        source_of(model), [n for n in required if required[n]] or ["ids"]
+    )
+
+
+def id_of_padding(model: nn.Module, table: Any) -> int | None:
+    """The id of padding: that of its embedding, or that with which ids are compared."""
+    found = table.padding_idx
+    if found is None and (compared := compared_id_of(type(model))):
+        found = getattr(model, compared.removeprefix("self."), 0)
+    return found if type(found) is int else None
+
+
 def has_padding_id(kind: type[nn.Module]) -> bool:
     """Whether the code of a model, or of a part of it, has an id for padding."""
+    if compared_id_of(kind):
+        return True
     constants = (each for code in structure.codes_of(kind) for each in code.co_consts)
     names_of_keywords = (each for each in constants if isinstance(each, tuple))
     is_in_parts = any("padding_idx" in each for each in names_of_keywords)
@@ -138,7 +172,14 @@ def with_vectors(model: nn.Module) -> nn.Module:
 def call_with_vectors(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Call `model` with ids, and give it vectors where it looks them up."""
+    """Call `model` with ids, and give it vectors where it looks them up.
+
+    A method of its own, such as one that generates, calls it with ids.
+    """
+    tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
+    if tensors and not tensors[0].is_floating_point():
+        forward: Any = super(type(model), model).forward  # type: ignore[misc]
+        return forward(*args, **kwargs)
     padding = kwargs.pop(PADDING, None) if model.adds_padding else None
     inputs = [each for each in args if is_of_vectors(each)]
     required = names.required_by_name(names.parameters_of(model))
@@ -152,9 +193,10 @@ def call_with_vectors(
     inputs = inputs[:count]
     ids = distinct_ids(inputs, min(table.num_embeddings for table in tables))
     if padding is not None:
-        if tables[0].padding_idx is None:
+        padding_id = id_of_padding(model, tables[0])
+        if padding_id is None:
             raise ValueError("its embedding has no id for padding")
-        ids[0] = ids[0].masked_fill(padding, tables[0].padding_idx)
+        ids[0] = ids[0].masked_fill(padding, padding_id)
     return call_with_ids(model, tables, inputs, ids, args, kwargs)
 
 
@@ -192,7 +234,8 @@ def call_with_ids(
     """Call `model` with ids in place of vectors, which its tables then return."""
 
     def look_up(table: Any, given: tuple[Tensor], output: Tensor) -> Tensor:
-        rows = vectors_of(given[0], inputs, ids, output, table.padding_idx)
+        padding_id = id_of_padding(model, table)
+        rows = vectors_of(given[0], inputs, ids, output, padding_id)
         return rows + 0 * output  # so that the table has a gradient
 
     ids_of = {id(vectors): each for vectors, each in zip(inputs, ids, strict=True)}

@@ -29,10 +29,10 @@ from attention_laws.law import (
     law,
     skip_unless,
 )
+from attention_laws.recorders import CalledFunctions, Squares, WeightsRecorder
 from attention_laws.script import CONTEXTS, CallArguments, Script
 from attention_laws.shared_caches import shared_caches
 from attention_laws.source import source_of
-from attention_laws.tools import CalledFunctions, Squares, WeightsRecorder
 
 # Tokens added for a long sequence, beyond the usual sizes of blocks.
 LONG = 256

@@ -29,8 +29,9 @@ from attention_laws.law import (
     law,
     skip_unless,
 )
+from attention_laws.recorders import WeightsRecorder
 from attention_laws.script import CallArguments, Script
-from attention_laws.tools import WeightsRecorder, captured_input, is_called
+from attention_laws.tools import captured_input, is_called
 
 # Tokens, more than a block of 128 has, and rows of an image, with which all parts of an
 # attention act.

@@ -16,8 +16,8 @@ from attention_laws import documented, structure
 from attention_laws.algebra import plain_layers
 from attention_laws.law import law, skip_unless
 from attention_laws.recorded import record_weights
+from attention_laws.recorders import WeightsRecorder
 from attention_laws.script import Script
-from attention_laws.tools import WeightsRecorder
 
 
 @law(slow=True, assumes="talking features convolution")

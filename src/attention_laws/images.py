@@ -26,8 +26,8 @@ from attention_laws.algebra import last_ignores_first
 from attention_laws.law import NotApplicable, ScriptError, law, skip_unless
 from attention_laws.masking import IMAGES
 from attention_laws.recorded import make_equal_tokens
+from attention_laws.recorders import WeightsRecorder
 from attention_laws.script import CallArguments, Script
-from attention_laws.tools import WeightsRecorder
 
 # Sizes of square images, of which some are made of whole windows and others are not. In
 # the first four, attention in windows of up to 8 pixels shows.
@@ -506,6 +506,63 @@ def rectangular_images(script: Script) -> None:
     skip_unless(step > 0, "no shift of a square image shifts its outputs")
     for shape in ((8, 16), (16, 8)):
         moves_pixels(script, shape, shifts(axis, step), insist=True)
+
+
+# Rows and columns of patches: two squares, and images that are none.
+PATCHES = ((2, 2), (3, 3), (2, 3), (3, 2))
+
+
+@law(slow=True)
+def places_of_patches(script: Script) -> None:
+    r"""Patches of an image that is no square have the positions of those of a square.
+
+    $$a_{(r, c), (r', c')} / a_{(r, c), (r, c)} \text{ depends on } r, c, r', c' \text{
+    alone}$$
+
+    A vision transformer numbers its patches row by row, and finds the row and the
+    column of each with the number of columns. With the number of rows, or with rows and
+    columns exchanged, all squares look right. In images of one color, the first weights
+    depend on positions alone: where those of patches at the same places are in the same
+    proportion in two squares, they have to be so in other images.
+    """
+    script.restart()
+    adapter, size = script.adapter, structure.patch_size(script.evaluate("attention"))
+    skip_unless(size > 1, "takes no images that it cuts into patches")
+    needs_more = adapter.extra_args or adapter.required_mask or adapter.input_key
+    skip_unless(adapter.single_input and not needs_more, "takes more than an image")
+    channels = channels_of(script)
+    given = "".join(f", {n}={value!r}" for n, value in adapter.call_args.items())
+    found = {}
+    for rows, columns in PATCHES:
+        sides = f"1, {channels}, {rows * size}, {columns * size}"
+        text = f"torch.ones({sides}){script.to_dtype_and_device()}"
+        image = script.assign("image", text)
+        call = f"lambda: attention({image}{given})"
+        with script.attempt():  # it may take squares only, or those of one size
+            text = f"weights_of_patches({call}, {rows}, {columns})"
+            found[rows, columns] = script.assign("weights", text)
+    known = {s: n for s, n in found.items() if script.evaluate(f"{n} is not None")}
+    skip_unless({*PATCHES[:2]} <= {*known}, "no weights of its patches were found")
+    square = known[3, 3]
+    for (rows, columns), weights in known.items():
+        part = f"[:, :{rows}, :{columns}, :{rows}, :{columns}]"
+        claim = f"({weights} - {square}{part}).abs().max() <= 1e-3"
+        if rows == columns:
+            is_same = script.evaluate(claim)
+            skip_unless(is_same, "positions depend on the size of the image")
+            continue
+        message = f"patches of {rows} x {columns} have other positions than in squares"
+        script.assert_true(claim, message)
+
+
+def channels_of(script: Script) -> int:
+    """How many channels the images of a call have."""
+    name = script.make_arguments().inputs[0]
+    adapter, length = script.adapter, script.batch_and_length(name)[1]
+    image = script.evaluate(name + (adapter.to_image(length) if adapter.image else ""))
+    skip_unless(image.dim() == 4, "takes no images")
+    channels: int = image.shape[1]
+    return channels
 
 
 # Pixels of one row, and the sides of images that are no squares.

@@ -99,8 +99,9 @@ from attention_laws.infer_masks import (
 )
 from attention_laws.infer_weights import infer_weights
 from attention_laws.law import ScriptError, did_you_mean
+from attention_laws.recorders import CalledFunctions, WeightsRecorder, calls_softmax
 from attention_laws.script import NUMBER_OF_EACH, CallArguments, Script
-from attention_laws.tools import CalledFunctions, WeightsRecorder, calls_softmax, loss
+from attention_laws.tools import loss
 
 # Names in code that attends within chunks, beside those of PyTorch's functions.
 CHUNK_PATTERN = re.compile(r"chunk(?!s?$)|(?<!^)chunk", re.IGNORECASE)
@@ -998,15 +999,20 @@ def infer_position_ids(probe: CallProbe) -> None:
     usual = output_of(call)
     batch_size, length = call[0].batch_and_length(call[1].inputs[0])
     ids = f"torch.arange({length}).expand({batch_size}, -1){call[0].to_device()}"
-    for name in filter(names.SEGMENT_PATTERN.fullmatch, arguments):
-        if probe.try_call(more={name: ids.replace("arange", "zeros")}) is not None:
-            probe.update(segment_ids=name)
-    for name in filter(names.POSITION_IDS_PATTERN.fullmatch, arguments):
-        given = probe.try_call(more={name: ids})
+    turns = [""] + [".T"] * adapter.layout.startswith("lb")
+    segments = filter(names.SEGMENT_PATTERN.fullmatch, arguments)
+    for name, turn in itertools.product(segments, turns):
+        zeros = ids.replace("arange", "zeros") + turn
+        if probe.try_call(more={name: zeros}) is not None:
+            probe.update(segment_ids=name, ids_are_turned=bool(turn))
+    positions = filter(names.POSITION_IDS_PATTERN.fullmatch, arguments)
+    for name, turn in itertools.product(positions, turns):
+        more = {name: ids + turn}
+        given = probe.try_call(more=more)
         if given is not None:
-            output = given[0].evaluate(given[0].call(given[1], **{name: ids}))
+            output = given[0].evaluate(given[0].call(given[1], **more))
             if torch.allclose(output, usual, rtol=1e-3, atol=1e-3):
-                probe.update(position_ids=name)
+                probe.update(position_ids=name, ids_are_turned=bool(turn))
                 return
 
 

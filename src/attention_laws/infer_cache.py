@@ -34,6 +34,7 @@ from attention_laws.decoding import (
     pieces_agree,
 )
 from attention_laws.law import LawViolation, ScriptError
+from attention_laws.recorders import WeightsRecorder
 from attention_laws.script import (
     CONTEXTS,
     CallArguments,
@@ -41,7 +42,7 @@ from attention_laws.script import (
     find_output,
     parts_of,
 )
-from attention_laws.tools import WeightsRecorder, tensors_in
+from attention_laws.tools import tensors_in
 
 # Methods beside `forward` that continue a sequence.
 DECODE_METHOD_PATTERN = re.compile(

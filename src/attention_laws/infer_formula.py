@@ -22,8 +22,8 @@ from attention_laws.algebra import assert_formula
 from attention_laws.calling import CallProbe, token_mixing, weighing_argument
 from attention_laws.law import LawViolation, NotApplicable, ScriptError
 from attention_laws.recorded import make_equal_tokens, record_weights
+from attention_laws.recorders import WeightsRecorder
 from attention_laws.script import CallArguments, Script
-from attention_laws.tools import WeightsRecorder
 
 
 def infer_formula(probe: CallProbe) -> None:

@@ -19,8 +19,8 @@ from torch import Tensor
 from attention_laws import names
 from attention_laws.adapter import AXES, CallError
 from attention_laws.calling import CallProbe
+from attention_laws.recorders import WeightsRecorder
 from attention_laws.script import LOGARITHMS, CallArguments, Script, parts_of
-from attention_laws.tools import WeightsRecorder
 
 # The orders of axes that are tried.
 WEIGHTS_AXES = ("bhqk", "qkbh", "bqk", "qkb", "nqk", "hqk", "qk")

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attention_laws.tools import WeightsRecorder, loss
+from attention_laws.recorders import WeightsRecorder
+from attention_laws.tools import loss
 
 
 class Norms(torch.overrides.TorchFunctionMode):

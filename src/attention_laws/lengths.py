@@ -43,8 +43,8 @@ from attention_laws.positions import (
     fits_in_memory,
 )
 from attention_laws.recorded import make_equal_tokens, record_weights
+from attention_laws.recorders import WeightsRecorder
 from attention_laws.script import CONTEXTS, CallArguments, Script
-from attention_laws.tools import WeightsRecorder
 
 # Lengths at which a path for blocks, or for one token, begins or ends.
 EDGES = (1, 2, 16, 17, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257, 512, 513, 1025)

@@ -426,8 +426,9 @@ def assigned_ids(
 ) -> Iterator[tuple[str, str]]:
     """The arguments for ids of positions and of segments, with these numbers assigned.
 
-    The numbers are source text. The script is restarted before each.
+    The numbers are source text, [batch, length]. The script is restarted before each.
     """
+    turn = ".T" * script.adapter.ids_are_turned
     ids = {
         script.adapter.position_ids: positions,
         script.adapter.segment_ids: segments,
@@ -435,7 +436,7 @@ def assigned_ids(
     for argument, text in ids.items():
         if argument:
             script.restart()
-            numbers = script.assign(argument, f"({text}){script.to_device()}")
+            numbers = script.assign(argument, f"({text}){turn}{script.to_device()}")
             yield argument, numbers
 
 
@@ -588,6 +589,8 @@ def fully_masked_rows(script: Script) -> None:
     allowed[..., 0] = False
     masks = script.masks_for(allowed)
     skip_unless(masks, "has no mask that could hide all keys of one batch item")
+    is_possible = script.insist or not documented.needs_keys(script.adapter.target)
+    skip_unless(is_possible, "is documented to need a key for each query; see `only`")
     # PyTorch's packed sequences have no length of 0 either.
     is_promised = documented.clears_empty_rows(script.adapter.target)
     is_meant = script.insist or is_promised

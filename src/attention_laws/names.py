@@ -804,6 +804,25 @@ def length_limits(target: type) -> list[str]:
     return [n for n in arguments if n in limits and n != "block_size"]
 
 
+# The length of the sequences in training, beyond which scores or angles are scaled.
+TRAINED_PATTERN = re.compile(
+    r"((pre)?train\w*|original|base|native)_(seq\w*_)?(max_)?(len(gth)?|context|ctx|tokens)"
+    r"(_length|_size|_len)?|n_(train|ctx_train)|original_max_position\w*"
+)
+
+
+def trained_lengths(target: Any) -> list[str]:
+    r"""The arguments of a constructor that are the length of sequences in training.
+
+    >>> class Attention:
+    ...     def __init__(self, dim, train_length=512, max_len=512): ...
+    >>> trained_lengths(Attention)
+    ['train_length']
+    """
+    arguments = inspect.signature(target).parameters if isinstance(target, type) else ()
+    return [*filter(TRAINED_PATTERN.fullmatch, arguments)]
+
+
 def weights_flags(adapter: Any) -> list[dict[str, str]]:
     r"""Arguments that ask for the attention weights, or where they are usual, for none.
 

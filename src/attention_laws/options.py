@@ -519,6 +519,8 @@ def assert_option_acts_alike(
             # Tokens attend to each other; features may be scaled by their largest.
             script.adapter = adapter = replace(adapter, causal=True)
             laws += [causality, long_sequences]
+        elif not adapter.single_input:
+            laws.append(neutral_mask)  # fewer queries than keys are the last of them
     elif adapter.causal and WINDOW_PATTERN.search(name):
         laws.append(causality)  # a window hides keys, and shows none
     elif LAYER_PATTERN.fullmatch(name):

@@ -28,10 +28,10 @@ from attention_laws.law import (
     skip_unless,
 )
 from attention_laws.recorded import make_equal_tokens, record_weights
+from attention_laws.recorders import CalledFunctions, WeightsRecorder
 from attention_laws.scores import assert_shares_equal
 from attention_laws.script import CallArguments, Script
 from attention_laws.source import source_of
-from attention_laws.tools import CalledFunctions, WeightsRecorder
 
 # The first token, which is one of a class.
 CLASS_PATTERN = re.compile(r"cls(_|$)|class_token")

@@ -17,7 +17,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from attention_laws import documented, names, structure, tools
+from attention_laws import documented, names, recorders, structure
 from attention_laws.adapter import Adapter, without_future
 from attention_laws.algebra import has_unknown_order
 from attention_laws.calling import order_matters
@@ -1182,7 +1182,7 @@ def count_functions(script: Script, length: int) -> int:
     """How many functions of PyTorch a call of this length has: a loop has many."""
     script.restart()
     args = script.make_arguments(script.all_allowed(length, length))
-    with tools.CalledFunctions() as functions, script.attempt():
+    with recorders.CalledFunctions() as functions, script.attempt():
         script.call(args)
     return sum(functions.found.values())
 

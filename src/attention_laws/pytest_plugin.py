@@ -12,9 +12,9 @@ The test fails if a law does, and shows the table of results; it also fails if e
 is skipped. With `inside=True`, each attention within a model is checked, and the
 fixture returns the list of their reports; so it is for a model that takes token ids or
 images, or cannot be called itself. A small model of token ids has a report of its own,
-too. The fixture takes its options from the call
-alone: it ignores `pyproject.toml`. It imports torch and the laws at its first call
-only, so other tests of your project start as fast as before.
+too, as has a block whose formula cannot be tested from outside. The fixture takes its
+options from the call alone: it ignores `pyproject.toml`. It imports torch and the laws
+at its first call only, so other tests of your project start as fast as before.
 
 Source: [running the laws](checker.md), from a test.
 """
@@ -30,8 +30,8 @@ class AttentionLaws:
     def __call__(self, attention: Any, *, inside: bool = False, **options: Any) -> Any:
         """Check `attention`; takes the options of `check`, and returns its report.
 
-        With `inside`, or if it is a model that cannot be called with vectors, it checks
-        each attention within it, and returns a list.
+        With `inside`, or if it is a model, it checks each attention within it, and
+        returns a list.
         """
         __tracebackhide__ = True  # of pytest: the error is in the line of the test
         from attention_laws.adapter import CallError

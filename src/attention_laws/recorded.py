@@ -2,13 +2,16 @@ r"""# Weights of a call
 
 Many laws are of the weights, which few implementations return. They are those that a
 softmax gives in a call, or that PyTorch's kernel computes, if their shape is that of
-weights. For equal tokens they depend on positions alone.
+weights. For equal tokens they depend on positions alone. Those that a call returns have
+to be among them.
 
-Source: [the recorder](tools.md).
+Source: [the recorder](recorders.md).
 """
 
+import itertools
 from dataclasses import replace
 
+from attention_laws import names
 from attention_laws.script import CallArguments, Script
 
 
@@ -56,3 +59,18 @@ def record_equal_tokens(script: Script, args: CallArguments) -> str:
     sizes = ", ".join(map(str, args.allowed.shape[:2]))
     call = f"lambda: {script.call_source(args)}"
     return assign_if_found(script, f"first_weights({call}, attention, {sizes})")
+
+
+def assert_weights_are_applied(script: Script) -> None:
+    """No weights are returned that a second softmax gives, and that nothing uses."""
+    adapter = script.adapter
+    parameters = names.parameters_of(adapter.target)
+    flags = names.flags_of_weights(parameters, False, adapter.call_args)
+    given = ({}, *({name: "True"} for name in flags))
+    for (allowed, mask), more in itertools.product(script.mask_cases(), given):
+        script.restart()
+        args = script.make_arguments(allowed, mask)
+        with script.attempt():
+            call = f"lambda: {script.call_source(args, **more)}"
+            message = "weights are returned that are not those that are applied"
+            script.assert_true(f"not returns_other_weights({call})", message)

@@ -11,7 +11,7 @@ Source: the [laws of positions](positions.md) and of [decoding](decoding.md) ask
 
 import torch
 
-from attention_laws import documented, tools
+from attention_laws import documented, recorders
 from attention_laws.law import LawViolation, ScriptError, skip_unless
 from attention_laws.recorded import (
     make_equal_tokens,
@@ -36,7 +36,7 @@ def rounds_with_buffers(script: Script, dtype: torch.dtype) -> bool:
             script.exec_line("exact = copy.deepcopy(attention)")
             script.exec_line("convert_buffers(exact, torch.float32)")
             args = script.make_arguments()
-            with tools.MixedDtypes():
+            with recorders.MixedDtypes():
                 rounded = script.call(args)
             exact = script.call(args, function="exact")
             # Far above what the rounding of their results changes.
@@ -158,6 +158,6 @@ def counts_in_half(script: Script, dtype: torch.dtype) -> bool:
     with script.using(dtype=dtype):
         script.restart()
         args = script.make_arguments()
-        with tools.Ranges() as ranges:
+        with recorders.Ranges() as ranges:
             script.call(args)
     return bool(ranges.repeat)

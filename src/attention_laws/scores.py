@@ -31,13 +31,13 @@ from attention_laws.law import (
     skip_unless,
 )
 from attention_laws.recorded import record_weights, record_weights_with_gradients
-from attention_laws.script import CallArguments, Script
-from attention_laws.tools import (
+from attention_laws.recorders import (
     SOFTMAX_PATTERN,
     CalledFunctions,
     ScoresOfZero,
     WeightsRecorder,
 )
+from attention_laws.script import CallArguments, Script
 
 # Inputs times so much overflow in float16. Scores near its limit need less, unless
 # queries and keys are normalized.

@@ -31,6 +31,7 @@ from attention_laws import (
     documented,
     influence,
     rates,
+    recorders,
     shared_caches,
     structure,
     tools,
@@ -75,7 +76,7 @@ OF_LAWS = (
 # Functions that the lines of a script may call; a program imports those that it uses.
 TOOLS = {
     name: function
-    for module in (tools, rates, influence, shared_caches)
+    for module in (tools, recorders, rates, influence, shared_caches)
     for name, function in vars(module).items()
     if inspect.isfunction(function) and function.__module__ == module.__name__
 }

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import torch
 
-from attention_laws import structure
+from attention_laws import names, structure
 from attention_laws.algebra import call_with_values, find_values
 from attention_laws.law import law, skip_unless
 from attention_laws.recorded import make_equal_tokens
@@ -37,7 +37,9 @@ def sinks(script: Script) -> None:
     any more. And a score that is larger by 1 takes $e$ times as much for each part that
     the keys keep, whether it is below their scores or above them.
     """
-    skip_unless(script.adapter.is_module, "is a function, and has no parameters")
+    if not script.adapter.is_module:
+        assert_sinks_of_call_take_weight(script)
+        return
     script.restart()
     heads, attention = script.sizes.heads, script.evaluate("attention")
     found = [
@@ -72,6 +74,32 @@ def sinks(script: Script) -> None:
     )
     script.assert_true(f"not torch.allclose({low}, {near}, rtol=0.01)", message)
     assert_sinks_are_scores(script, found, last)
+
+
+def assert_sinks_of_call_take_weight(script: Script) -> None:
+    """Large scores of sinks, which a function gets for each head, leave nothing."""
+    known = names.optional_tensors(script.adapter)
+    found = [name for name in known if SINK_PATTERN.search(name)]
+    skip_unless(found, "is a function without scores of sinks")
+    outputs = []
+    for score in ("-1e4", "1e4"):
+        script.restart()
+        args = script.make_arguments()
+        with script.attempt():  # it may take sinks of another shape
+            sinks = f"torch.full(({script.sizes.heads},), {score})"
+            sinks = script.assign("sinks", sinks + script.to_dtype_and_device())
+            outputs.append(script.call(args, **{found[0]: sinks}))
+            if score == "-1e4":
+                plain = script.call(args)
+                message = f"{{place}} changes if `{found[0]}` is small"
+                script.assert_close(plain, outputs[0], message)
+                continue
+            claim = (
+                f"{outputs[-1]}.abs().max() <= 0.01 * {script.call(args)}.abs().max()"
+            )
+            message = f"`{found[0]}` takes no weight from the keys if it is large"
+            script.assert_true(claim, message)
+    skip_unless(outputs, "does not take one score of a sink for each head")
 
 
 def context_with_sinks(

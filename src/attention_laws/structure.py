@@ -692,11 +692,37 @@ def frame_count(module: Any) -> int:
 
 
 def stated_window(module: Any) -> int | None:
-    """The number of keys in a sliding window, own included, that a module states."""
+    """The number of keys in a sliding window, own included, that a module states.
+
+    An attribute of another name does if it is documented that it counts the own key.
+    """
     for owner in (module, *(getattr(module, name, None) for name in CONFIG_ATTRIBUTES)):
         if type(value := getattr(owner, "sliding_window", None)) is int:
             return value
+    texts = [each.co_consts[:1] for each in codes_of(module)]
+    words = " ".join(str(each) for text in texts for each in text)
+    words = " ".join(f"{inspect.getdoc(type(module))} {words}".split())
+    for name, value in vars(module).items():
+        if type(value) is int and re.fullmatch(r"(\w+_)?window(_size|_len)?", name):
+            if counts_own_key(words, name):
+                return value
     return None
+
+
+def counts_own_key(text: str, window: str) -> bool:
+    r"""Whether a text says that a window counts the key of the query, too.
+
+    >>> counts_own_key("A query sees `window` keys, itself included.", "window")
+    True
+    >>> counts_own_key("It attends to `window` keys on each side.", "window")
+    False
+    """
+    own = r"(itself|self|(its |the )?(own|current|query)\b)"
+    behind = rf"\b{window}\b[^.;]*"
+    return bool(
+        re.search(rf"{behind}(\bincl\w* {own}|\b{own}[^.;]{{0,12}}\bincl)", text)
+        or re.search(rf"i - j < {window}\b|\bi - {window} < j\b", text)
+    )
 
 
 def drops_columns(target: Any) -> bool:
@@ -904,6 +930,22 @@ def attention_paths(module: nn.Module) -> list[str]:
         or role_of(BEGIN_PATTERN.sub("", path.rpartition(".")[2]), part)
         in ("query", "fused")
     ]
+
+
+def patch_size(module: nn.Module) -> int:
+    r"""The side of the square patches into which images are cut; 0 if it is not known.
+
+    >>> patch_size(nn.Sequential(nn.Conv2d(3, 8, kernel_size=4, stride=4)))
+    4
+    """
+    for part in module.modules():
+        stated = getattr(part, "patch_size", getattr(part, "patch", None))
+        if isinstance(part, nn.Conv2d) and part.kernel_size == part.stride:
+            stated = part.stride
+        sides = {*stated} if isinstance(stated, tuple | list) else {stated}
+        if len(sides) == 1 and type(side := sides.pop()) is int:
+            return side
+    return 0
 
 
 def embeds_pixels(module: nn.Module) -> bool:

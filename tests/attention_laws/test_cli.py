@@ -553,6 +553,49 @@ def test_attentions_in_a_model_that_takes_no_vectors_are_checked_without_a_flag(
     assert "no law was tested" in capsys.readouterr().err
 
 
+BLOCKS = """
+
+class Unscaled(Good):
+    def forward(self, x):
+        qkv = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        y = scaled_dot_product_attention(*qkv, scale=1.0)
+        return self.out(y.transpose(1, 2).flatten(2))
+
+
+class Block(nn.Module):
+    kind = Good
+
+    def __init__(self, d_model, heads):
+        super().__init__()
+        self.norm, self.attn = nn.LayerNorm(d_model), self.kind(d_model, heads)
+
+    def forward(self, x):
+        return self.norm(x + self.attn(x).tanh())
+
+
+class WrongBlock(Block):
+    kind = Unscaled
+"""
+
+
+@pytest.mark.slow
+def test_the_attention_within_a_block_is_checked_where_its_formula_is_hidden(
+    model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with open(model, "a", encoding="utf-8") as file:
+        file.write(BLOCKS)
+    assert main(["check", f"{model}:Block", "--json"]) == 0
+    reports = json.loads(capsys.readouterr().out)
+    assert [report["name"] for report in reports] == ["Block", "Block_attn"]
+    assert main(["check", f"{model}:WrongBlock", "--json"]) == 1
+    whole, part = json.loads(capsys.readouterr().out)
+    assert whole["ok"]
+    failed = [law["law"] for law in part["laws"] if law["status"] == "fail"]
+    assert failed[0] == "formula"
+    assert main(["check", f"{model}:Block", "--causal", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["name"] == "Block"
+
+
 @pytest.mark.slow
 def test_what_is_named_attention_is_not_replaced_by_attentions_within_it(
     model: str, capsys: pytest.CaptureFixture[str]

@@ -89,7 +89,19 @@ def test_the_tokens_of_a_decoder_are_the_first_input() -> None:
     assert adapter.by_keyword
 
 
-@pytest.mark.parametrize("model", [MarksPadding, MarksPaddingOfPart])
+class ComparesIds(MarksPadding):
+    """Its embedding knows no padding, whose ids are zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens.padding_idx = None
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x: Tensor = self.tokens(ids)
+        return x * (ids != 0)[..., None]
+
+
+@pytest.mark.parametrize("model", [MarksPadding, MarksPaddingOfPart, ComparesIds])
 def test_padding_gets_the_id_of_the_embedding_where_there_is_no_mask(
     model: type[nn.Module],
 ) -> None:

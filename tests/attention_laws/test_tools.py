@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 import oracle
 from attention_laws.tools import (
-    WeightsRecorder,
     flip_items,
     loss,
     merge_heads,
@@ -119,14 +118,3 @@ def test_a_vector_that_is_left_uninitialized_is_randomized(garbage: float) -> No
     module.sinks = nn.Parameter(torch.full((3,), garbage))
     randomize_parameters(module)
     assert 0 < module.sinks.abs().max() < 2
-
-
-def test_recorded_weights_of_a_softmax_without_an_axis_have_the_axis_of_pytorch() -> (
-    None
-):
-    recorder = WeightsRecorder()
-    for scores in (torch.ones(2, 3, 5), torch.ones(3, 5)):
-        with recorder, pytest.warns(UserWarning, match="Implicit dimension"):
-            torch.nn.functional.softmax(scores)
-    for weights, dim in recorder.found:
-        torch.testing.assert_close(weights.sum(dim), torch.ones_like(weights.sum(dim)))

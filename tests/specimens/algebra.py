@@ -26,6 +26,7 @@ from specimens.base import (
     TwoStreams,
     Violations,
 )
+from specimens.batch import ReturnsMapsOfLayers, WithMaps
 
 
 class ReturnsDroppedWeights(Correct):
@@ -2107,6 +2108,22 @@ class WeighsDocuments(SelfAttention):
         return {"pooled": super().forward(x).mean(dim=1), "of_documents": weights}
 
 
+class RecomputesMapsOfLayers(ReturnsMapsOfLayers):
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.layers = nn.ModuleList([WithOtherMaps(d_model, heads) for _ in range(2)])
+
+
+class WithOtherMaps(WithMaps):
+    def shown(self, q: Tensor, k: Tensor, weights: Tensor) -> Tensor:
+        return (q @ k.mT).softmax(dim=-1)
+
+
+class AveragesMapsOfLayers(ReturnsMapsOfLayers):
+    def by_item(self, weights: Tensor) -> Tensor:
+        return weights.mean(dim=1).detach()
+
+
 VIOLATING: Violations = {
     "rows_sum_to_one": [
         (attend_to_filling, {}),
@@ -2150,6 +2167,7 @@ VIOLATING: Violations = {
         (WeightsOfUsualScale, {}),
         (ReturnsWeightsWithoutAge, {}),
         (ResamplerForgetsMask, {}),
+        (RecomputesMapsOfLayers, {}),
     ],
     "weights_axes": [
         (DecoderLayerWithFirstWeights, {"weights": "[1]:bhqk"}),
@@ -2330,4 +2348,5 @@ EXCUSED: Excuses = [
     ("formula", MultipliesByInverse, "a scale that is documented"),
     ("formula", AddsProjectedQuery, "relu"),
     ("weights_match_output", WeighsDocuments, "returns no weights"),
+    ("weights_match_output", AveragesMapsOfLayers, "returns no weights"),
 ]

@@ -1555,7 +1555,10 @@ class WithMaps(Correct):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         q, k, v = (self.split(f(x)) for f in (self.query, self.key, self.value))
         weights = self.score(q, k).softmax(dim=-1)
-        return self.join(weights @ v), weights
+        return self.join(weights @ v), self.shown(q, k, weights)
+
+    def shown(self, q: Tensor, k: Tensor, weights: Tensor) -> Tensor:
+        return weights
 
 
 SIZES_OF_WARD = {"n_vitals": 6, "n_static": 5, "d": 24, "heads": 2}
@@ -1633,6 +1636,67 @@ class PoolsGraphsTogether(PoolsGraphs):
         return weights / weights.sum()
 
 
+class PackedSequenceFirst(Correct):
+    """x: (seq_len, batch, d_model)
+
+    segment_ids: (seq_len, batch), integers, the document of each token.
+    """
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, segment_ids: Tensor | None = None
+    ) -> Any:
+        y = x.transpose(0, 1)
+        same = None
+        if segment_ids is not None:
+            ids = self.by_item(segment_ids.T)
+            same = ids[:, :, None] == ids[:, None]
+        return super().forward(y, y, y, same).transpose(0, 1)
+
+    def by_item(self, ids: Tensor) -> Tensor:
+        return ids
+
+
+class PackedAsFirstItem(PackedSequenceFirst):
+    def by_item(self, ids: Tensor) -> Tensor:
+        return ids[:1]
+
+
+class RequiresSegmentsOfFirstItem(PackedAsFirstItem):
+    """segment_ids: (seq_len, batch), integers, the document of each token."""
+
+    def forward(self, x: Tensor, segment_ids: Tensor) -> Any:  # type: ignore[override]
+        return super().forward(x, segment_ids)
+
+
+class ScalesByLength(Correct):
+    """Sequences that are longer than in training have larger scores, by `lengths`."""
+
+    def __init__(self, d_model: int, heads: int, train_length: int = 512) -> None:
+        super().__init__(d_model, heads)
+        self.train_length = train_length
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, lengths: Tensor | None = None
+    ) -> Any:
+        if lengths is None:
+            lengths = torch.full(x.shape[:1], x.shape[1])
+        real = torch.arange(x.shape[1]) < lengths[:, None]
+        q, k, v = (self.split(f(x)) for f in (self.query, self.key, self.value))
+        counts = self.counts(lengths).clamp(min=1).to(x.dtype)
+        scale = counts.log() / math.log(self.train_length)
+        scores = self.score(q, k) * scale.clamp(min=1).view(-1, 1, 1, 1)
+        scores = scores.masked_fill(~real[:, None, None], -1e30)
+        return self.join(scores.softmax(dim=-1) @ v) * real[..., None]
+
+    def counts(self, lengths: Tensor) -> Tensor:
+        return lengths
+
+
+class ScalesByLongestItem(ScalesByLength):
+    def counts(self, lengths: Tensor) -> Tensor:
+        return lengths.max()
+
+
 VIOLATING: Violations = {
     "batch_independence": [
         (BiasOfFirstDepth, {}),
@@ -1700,6 +1764,9 @@ VIOLATING: Violations = {
         (PatientsOfShortestStay, {}),
         (ForecastsWithGapsOfFirst, {}),
         (PoolsGraphsTogether, {}),
+        (PackedAsFirstItem, {}),
+        (RequiresSegmentsOfFirstItem, {}),
+        (ScalesByLongestItem, {}),
     ],
 }
 
@@ -1792,6 +1859,8 @@ PASSING_ONE: Passes = [
     ("batch_independence", PatientsOfWard),
     ("batch_independence", SalesOfStores),
     ("batch_independence", PoolsGraphs),
+    ("batch_independence", PackedSequenceFirst),
+    ("batch_independence", ScalesByLength),
 ]
 
 

@@ -1325,6 +1325,47 @@ class HeadsOfToken(SelfAttention):
         return self.join(y * chosen.mT[..., None])
 
 
+class PassesDropoutOn(nn.Module):
+    """A block; `attn_drop` is the rate of the weights."""
+
+    def __init__(
+        self, d_model: int, heads: int, drop: float = 0.0, attn_drop: float = 0.0
+    ) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(d_model)
+        self.attention = Correct(d_model, heads, self.rate(attn_drop))
+        self.drop = nn.Dropout(drop)
+
+    def rate(self, attn_drop: float) -> float:
+        return attn_drop
+
+    def forward(self, x: Tensor) -> Any:
+        y = self.norm(x)
+        return x + self.drop(self.attention(y, y, y))
+
+
+class ForgetsDropout(PassesDropoutOn):
+    def rate(self, attn_drop: float) -> float:
+        return 0.0
+
+
+class ScalesByHeadsLeft(Correct):
+    """Heads are dropped as a whole."""
+
+    def __init__(self, d_model: int, heads: int, drop_head: float = 0.1) -> None:
+        super().__init__(d_model, heads, 0.0)
+        self.drop_head = drop_head
+
+    def read(self, weights: Tensor, v: Tensor) -> Tensor:
+        context = super().read(weights, v)
+        if not self.training or self.drop_head == 0.0:
+            return context
+        draws = torch.rand(len(v), self.heads, 1, 1, device=v.device)
+        keep = (draws >= self.drop_head).to(v.dtype)
+        left = keep.sum(dim=1, keepdim=True).clamp(min=1)
+        return context * keep * (self.heads / left)
+
+
 VIOLATING: Violations = {
     "dropout": [
         (ForgetsItsRate, {}),
@@ -1371,6 +1412,7 @@ VIOLATING: Violations = {
         (DropsHeadsOfTokens, {}),
         (DropsForAllHeadsBehindNorm, {}),
         (DropsOfLatentsForAllHeads, {}),
+        (ForgetsDropout, {}),
     ],
 }
 
@@ -1427,6 +1469,8 @@ PASSING_ONE: Passes = [
     ("dropout", DropsOfLatents),
     ("dropout", DropsInKernel),
     ("dropout", HeadsOfToken),
+    ("dropout", PassesDropoutOn),
+    ("dropout", ScalesByHeadsLeft),
 ]
 
 

@@ -758,6 +758,42 @@ class ConvolvesBesideImage(nn.Module):
         return y.mT.unflatten(2, x.shape[2:])
 
 
+class CutsPatches(Correct):
+    """image: (batch, channels, height, width); its sides are multiples of 4."""
+
+    def __init__(self, d_model: int, heads: int, channels: int = 3) -> None:
+        super().__init__(d_model, heads)
+        self.embed = nn.Conv2d(channels, d_model, 4, stride=4)
+        self.rows, self.columns = (nn.Embedding(16, d_model) for _ in range(2))
+
+    def forward(self, image: Tensor) -> Tensor:  # type: ignore[override]
+        patches = self.embed(image)
+        rows, columns = patches.shape[2:]
+        places = self.places(torch.arange(rows * columns), rows, columns)
+        x = patches.flatten(2).mT + self.rows(places[0]) + self.columns(places[1])
+        y: Tensor = super().forward(x, x, x)
+        return y.mean(dim=1)
+
+    def places(self, numbers: Tensor, rows: int, columns: int) -> tuple[Tensor, Tensor]:
+        return numbers // columns, numbers % columns
+
+
+class CountsRowsAsColumns(CutsPatches):
+    def places(self, numbers: Tensor, rows: int, columns: int) -> tuple[Tensor, Tensor]:
+        return super().places(numbers, columns, rows)
+
+
+class ExchangesPlaces(CutsPatches):
+    def places(self, numbers: Tensor, rows: int, columns: int) -> tuple[Tensor, Tensor]:
+        return numbers % rows, numbers // rows
+
+
+class ScalesPlaces(CutsPatches):
+    def places(self, numbers: Tensor, rows: int, columns: int) -> tuple[Tensor, Tensor]:
+        row, column = super().places(numbers, rows, columns)
+        return 12 * row // rows, 12 * column // columns
+
+
 VIOLATING: Violations = {
     "sampling_offsets": [
         (SamplesMapsByHeight, {}),
@@ -807,6 +843,7 @@ VIOLATING: Violations = {
     "batch_independence": [
         (MasksOfWindowsInTurn, {}),
     ],
+    "places_of_patches": [(CountsRowsAsColumns, {}), (ExchangesPlaces, {})],
 }
 
 
@@ -838,6 +875,7 @@ PASSING_ONE: Passes = [
     ("batch_independence", MasksOfWindows),
     ("padding", MasksOfWindows),
     ("batch_independence", WindowsOfResolution),
+    ("places_of_patches", CutsPatches),
 ]
 
 
@@ -847,4 +885,5 @@ EXCUSED: Excuses = [
     ("linear_bias", OnGlobeByAlibi, "distances on a circle"),
     ("rectangular_images", MergedToFour, "as many in each image"),
     ("pixels_in_place", ConvolvesBesideImage, "its code has"),
+    ("places_of_patches", ScalesPlaces, "positions depend on the size"),
 ]

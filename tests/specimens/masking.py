@@ -1957,6 +1957,21 @@ class ClearsGapsForOneQuery(ClearsGaps):
         return None if future.shape[1] == 1 else past_observed
 
 
+class DividesByLeastNumber(Correct):
+    """`mask` is [batch_size, keys], and has at least one real token in each row."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Any:  # type: ignore[override]
+        if mask is not None:
+            mask = mask[:, None]
+        return super().forward(x, x, x, mask)
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        shares = (scores - scores.amax(dim=-1, keepdim=True)).exp()
+        if mask is not None:
+            shares = shares * mask[:, None]
+        return shares / shares.sum(dim=-1, keepdim=True).clamp(min=1e-45)
+
+
 VIOLATING: Violations = {
     "allowed_keys_attended": [
         (IgnoresSameShape, {}),
@@ -2187,4 +2202,5 @@ EXCUSED: Excuses = [
     ("padding", TextAndEachImage, "has no mask that could hide keys"),
     ("causality", CausalBehindPrefix, "has not one output for each token"),
     ("causal_gradient", CausalBehindPrefix, "has not one output for each token"),
+    ("fully_masked_rows", DividesByLeastNumber, "to need a key for each query"),
 ]

@@ -1205,6 +1205,33 @@ class NarrowOrWide(NarrowAndWide):
         return length
 
 
+class AlignedToLastKey(Correct):
+    """With `causal`, the queries are the last ones of the keys."""
+
+    def __init__(self, d_model: int, heads: int, causal: bool = False) -> None:
+        super().__init__(d_model, heads, 0.0)
+        self.causal = causal
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, context: Tensor, context_mask: Tensor | None = None
+    ) -> Any:
+        q_len, k_len = x.shape[1], context.shape[1]
+        mask = torch.ones(1, q_len, k_len, dtype=torch.bool, device=x.device)
+        if self.causal:
+            mask = mask.tril(k_len - q_len if self.is_last(context_mask) else 0)
+        if context_mask is not None:
+            mask = mask & context_mask[:, None]
+        return super().forward(x, context, context, mask)
+
+    def is_last(self, context_mask: Tensor | None) -> bool:
+        return True
+
+
+class CausalFromFirstWithoutMask(AlignedToLastKey):
+    def is_last(self, context_mask: Tensor | None) -> bool:
+        return context_mask is not None
+
+
 VIOLATING: Violations = {
     "causality": [(MaskOfStackedHeads, {})],
     "constructor_options": [
@@ -1238,6 +1265,7 @@ VIOLATING: Violations = {
         (KeepsPartsOfWindows, {}),
         (KeepsPartsOfArea, {}),
         (WholeChunksOfRows, {}),
+        (CausalFromFirstWithoutMask, {}),
     ],
     "call_options": [
         (paged_window_of_longest, {}),
@@ -1295,6 +1323,7 @@ PASSING_ONE: Passes = [
     ("call_options", decode_in_splits),
     ("constructor_options", RowsInChunks),
     ("constructor_options", NeighborBlocks),
+    ("constructor_options", AlignedToLastKey),
 ]
 
 

@@ -628,6 +628,28 @@ class LayersOfWindow(nn.Module):
         return x
 
 
+class SeesOwnAndPast(MaskedSelfAttention):
+    """A token attends to the last `window` tokens, itself included."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.window = 4
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        assert mask is not None
+        return super().weigh(scores, mask & mask.triu(self.first_diagonal()))
+
+    def first_diagonal(self) -> int:
+        return 1 - self.window
+
+
+class SeesOneMore(SeesOwnAndPast):
+    """A token attends to the last `window` tokens, itself included."""
+
+    def first_diagonal(self) -> int:
+        return -self.window
+
+
 VIOLATING: Violations = {
     "repeated_tokens": [
         (SlotsOfSums, {}),
@@ -661,6 +683,7 @@ VIOLATING: Violations = {
         (LooksOneLessAhead, {}),
         (WideWindow, {"window": 3}),
         (NarrowWindow, {"window": 3}),
+        (SeesOneMore, {}),
     ],
 }
 
@@ -688,6 +711,7 @@ PASSING_ONE: Passes = [
     ("key_permutation", GridOfPixels),
     ("sliding_window", StreamOfFrames),
     ("sliding_window", LayersOfWindow),
+    ("sliding_window", SeesOwnAndPast),
 ]
 
 

@@ -1,5 +1,6 @@
 """Modules that violate the laws of sinks, or come near to it."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -124,10 +125,40 @@ def softmax_one(scores: Tensor, sink: Callable[[Tensor], Tensor]) -> Tensor:
     return shares / (sink(largest) + shares.sum(dim=-1, keepdim=True))
 
 
+def attend_beside_sinks(
+    q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None
+) -> Tensor:
+    """q, k, v: (batch, heads, length, d_k); sinks: (heads,)"""
+    scores = q @ k.mT / math.sqrt(q.shape[-1])
+    largest = scores.amax(dim=-1, keepdim=True)
+    total = (scores - largest).exp().sum(dim=-1, keepdim=True)
+    context = (scores - largest).exp() @ v
+    if sinks is not None:
+        sink = sinks.view(-1, 1, 1)
+        most = torch.maximum(largest, sink)
+        factor = (largest - most).exp()
+        context, total = context * factor, total * factor + (sink - most).exp()
+    return context / total
+
+
+def attend_beside_unscaled_sinks(
+    q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None
+) -> Tensor:
+    """q, k, v: (batch, heads, length, d_k); sinks: (heads,)"""
+    scores = q @ k.mT / math.sqrt(q.shape[-1])
+    largest = scores.amax(dim=-1, keepdim=True)
+    total = (scores - largest).exp().sum(dim=-1, keepdim=True)
+    if sinks is not None:
+        sink = sinks.view(-1, 1, 1)
+        total = total + (sink - torch.maximum(largest, sink)).exp()
+    return (scores - largest).exp() @ v / total
+
+
 VIOLATING: Violations = {
     "sinks": [
         (SinksInEachScore, {}),
         (SinksOfOtherMaximum, {}),
+        (attend_beside_unscaled_sinks, {}),
     ],
     "sinks_compete": [
         (OffByOneOfLargest, {}),
@@ -142,6 +173,7 @@ PASSING_ONE: Passes = [
     ("sinks", SinksWithValues),
     ("sinks", Sinks),
     ("sinks_compete", Sinks),
+    ("sinks", attend_beside_sinks),
 ]
 
 

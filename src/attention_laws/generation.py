@@ -1,0 +1,418 @@
+r"""# Laws of generation
+
+A language model continues a text with a method of its own, often with a KV cache: it
+chooses one token after the other, and gives each back to the model. This path is seldom
+called in training, and an error in it only makes texts worse. The tokens that it
+chooses have to be those that the model rates highest behind the same text. Where a
+search chooses them, such as a beam search, it calls methods for the beginning, for the
+next tokens and for another order of the batch items; these have to give the logits of a
+usual call.
+
+Source: [Attention Is All You Need](https://arxiv.org/abs/1706.03762), Vaswani et al.
+2017, section 3, for decoding one token at a time.
+"""
+
+import itertools
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attention_laws import names
+from attention_laws.adapter import MaskArgument
+from attention_laws.embedded import FIRST_ID, takes_ids
+from attention_laws.law import NotApplicable, law, skip_unless
+from attention_laws.script import Script, parts_of
+
+METHOD_PATTERN = re.compile(
+    r"generate|greedy\w*|sample|complete|translate|decode_greedy"
+)
+# Arguments of such a method: how many tokens it makes, and with which ids.
+COUNT_PATTERN = re.compile(
+    r"n|((max|num|n)_?)?(new_?)?(tokens|steps|len(gth)?)|max_(gen|decode)\w*|n_new"
+)
+START_PATTERN = re.compile(
+    r"((bos|sos|start|begin|decoder_start)_?(token)?_?(id|idx)?)"
+)
+SPECIAL_PATTERN = re.compile(r"(eos|end|stop|pad(ding)?|mask|unk)_?(token)?_?(id|idx)?")
+# Arguments with which the largest logit is not what is chosen.
+OTHER_CHOICE_PATTERN = re.compile("penalt|repeat|repetition|beam|ngram|min_")
+# Arguments with which the largest logit is chosen, if it is not by default.
+GREEDY: tuple[dict[str, str], ...] = (
+    *({}, {"top_k": "1"}, {"greedy": "True"}, {"do_sample": "False"}),
+    *({"sample": "False"}, {"temperature": "0.0"}),
+)
+
+# Tokens of the texts that are continued, one after the other, and of what is added.
+TEXT_LENGTHS = (5, 3, 7)
+NEW_TOKENS = 8
+
+
+@law(slow=True)
+def generated_tokens(script: Script) -> None:
+    r"""Each generated token is the one that the model rates highest.
+
+    $$t_{n+1} = \operatorname{argmax}_t \; y_n(t_1, \dots, t_n)_t$$
+
+    A method that generates has a path of its own: a cache, which may still hold an
+    earlier text, the positions of new tokens, or a cut of what is too long. It is
+    called for several texts in turn, of several lengths, and each token is compared
+    with the logits that a usual call gives for the tokens before it. This needs a
+    method that takes the largest logit; one that draws tokens may have an option.
+    """
+    start_with_ids(script)
+    methods = [*filter(METHOD_PATTERN.fullmatch, dir(script.adapter.target))]
+    skip_unless(methods, "has no method that is named as one that generates")
+    calls = [each for name in methods for each in greedy_calls(script, name)]
+    skip_unless(calls, "no method was found that takes the largest logit")
+    for length in TEXT_LENGTHS:
+        assert_largest_is_chosen(script, *calls[0], length)
+
+
+def start_with_ids(script: Script) -> None:
+    """Build a model of token ids; skip others."""
+    adapter = script.adapter
+    skip_unless(takes_ids(adapter.target), "takes no token ids")
+    needs_more = bool(adapter.extra_args or adapter.position_args)
+    skip_unless(not needs_more, "needs more than token ids")
+    script.restart()
+    script.call(script.make_arguments())  # which finds the embeddings of the ids
+
+
+def greedy_calls(script: Script, method: str) -> Iterator[tuple[str, dict[str, str]]]:
+    """The method with arguments that give the same tokens for each seed."""
+    given: dict[str, str] = {}
+    parameters = names.parameters_of_method(script.adapter.target, method)[1:]
+    for parameter in parameters:
+        name, default = parameter.name, parameter.default
+        if COUNT_PATTERN.fullmatch(name):
+            given[name] = "{count}"
+        elif OTHER_CHOICE_PATTERN.search(name) and default not in (None, 0, 1):
+            return
+        elif default is parameter.empty:
+            if not (START_PATTERN.fullmatch(name) or SPECIAL_PATTERN.fullmatch(name)):
+                return
+            given[name] = "1" if START_PATTERN.fullmatch(name) else "2"
+    known = {parameter.name for parameter in parameters}
+    for choice in GREEDY:
+        if {*choice} <= known and "{count}" in given.values():
+            with script.rollback(), script.attempt():
+                text = text_of_ids(script, TEXT_LENGTHS[0])
+                found = []
+                for seed in range(2):
+                    script.exec_line("copied = copy.deepcopy(attention)")
+                    script.exec_line(f"torch.manual_seed({seed})")
+                    call = method, {**given, **choice}
+                    found.append(generate(script, *call, text, "copied"))
+                if all_equal(script, *found):
+                    yield call
+
+
+def all_equal(script: Script, *names_of_ids: str) -> bool:
+    """Whether the values are tensors of integers, and the same."""
+    first, second = map(script.evaluate, names_of_ids)
+    is_of_ids = isinstance(first, Tensor) and first.dtype == torch.int64
+    return is_of_ids and first.dim() == 2 and torch.equal(first, second)
+
+
+def text_of_ids(script: Script, length: int) -> str:
+    """A variable of token ids, `[batch_size, length]`, which are all different."""
+    shape = f"{script.sizes.batch_size}, {length}"
+    count = script.sizes.batch_size * length
+    usual = min(vocabularies(script)) - 2 * FIRST_ID
+    ids = f"(7 * torch.arange({count}) % {usual} + {FIRST_ID}).view({shape})"
+    return script.assign("text", ids + script.to_device())
+
+
+def vocabularies(script: Script) -> set[int]:
+    """How many ids the embeddings of the model have."""
+    model = script.evaluate("attention")
+    _count, tables = script.adapter.target.found_tables
+    return {model.get_submodule(name).num_embeddings for name in tables}
+
+
+def generate(
+    script: Script,
+    method: str,
+    given: dict[str, str],
+    text: str,
+    model: str = "attention",
+) -> str:
+    """Continue a text; return the variable of all that the method returns."""
+    count = script.evaluate(text).shape[1] + NEW_TOKENS
+    parts = [text, *(f"{n}={value.format(count=count)}" for n, value in given.items())]
+    return script.assign("tokens", f"{model}.{method}({', '.join(parts)})")
+
+
+def assert_largest_is_chosen(
+    script: Script, method: str, given: dict[str, str], length: int
+) -> None:
+    """Each token behind a text of this length has the largest logit there."""
+    text = text_of_ids(script, length)
+    tokens = generate(script, method, given, text)
+    is_translated = len(script.adapter.inputs) > 1
+    if is_translated:  # behind a first token, which is the same for all texts
+        length = 1
+        starts = script.evaluate(f"{tokens}[:, 0].unique()")
+        skip_unless(len(starts) == 1, "its method returns no token to start with")
+    elif not script.evaluate(f"torch.equal({tokens}[:, :{length}], {text})"):
+        tokens = script.assign("tokens", f"torch.cat([{text}, {tokens}], dim=1)")
+    special = special_ids(script, method)
+    ids = script.assign("special", f"torch.tensor({special}){script.to_device()}")
+    for n in range(length, min(script.evaluate(tokens).shape[1], length + NEW_TOKENS)):
+        logits = logits_behind(script, f"{tokens}[:, :{n}]", text)
+        logits = script.assign("logits", logits)
+        usual = f"{logits}.index_fill(-1, {ids}, -torch.inf)"
+        largest = f"torch.stack([{usual}.amax(-1), {logits}.amax(-1)], -1)"
+        # Special tokens may be excluded; what follows one may fill the text.
+        token = f"{tokens}[:, {n}:{n + 1}]"
+        largest = f"{largest}.gather(-1, torch.isin({token}, {ids}).long())"
+        is_over = f"torch.isin({tokens}[:, {length}:{n}], {ids}).any(1, keepdim=True)"
+        is_largest = f"({logits}.gather(-1, {token}) > {largest} - 1e-3)"
+        claim = f"({is_over} | {is_largest}).all()"
+        message = f"token {n} that `{method}` gives has not the largest logit"
+        script.assert_true(claim, message)
+
+
+def logits_behind(script: Script, tokens: str, text: str) -> str:
+    """Source text of the logits of the next token, `[batch_size, ids]`."""
+    return f"{logits_of(script, tokens, text)}[:, -1]"
+
+
+def logits_of(script: Script, tokens: str, text: str, **more: str) -> str:
+    """Source text of the logits of a usual call, `[batch_size, tokens, ids]`."""
+    adapter = script.adapter
+    ids = [tokens, text][: len(adapter.inputs)]
+    pairs = zip(adapter.inputs, ids, strict=True)
+    parts = [f"{n}={each}" for n, each in pairs] if adapter.by_keyword else ids
+    given = {name: repr(value) for name, value in adapter.call_args.items()} | more
+    parts += [f"{name}={value}" for name, value in given.items()]
+    result = script.assign("result", f"attention({', '.join(parts)})")
+    index = index_of_logits(script.evaluate(result), vocabularies(script))
+    skip_unless(index is not None, "returns no logits")
+    return f"{result}{index}"
+
+
+def index_of_logits(result: Any, sizes: set[int]) -> str | None:
+    r"""Where a result has logits of one of these numbers of ids, for each token.
+
+    >>> index_of_logits((torch.zeros(2, 3, 8), None), {8})
+    '[0]'
+    """
+    parts = parts_of(result).items() or [("", result)]
+    for index, part in parts:
+        if isinstance(part, Tensor) and part.dim() == 3 and part.shape[-1] in sizes:
+            return index
+    return None
+
+
+def special_ids(script: Script, method: str) -> list[int]:
+    """The ids that may end a text, or fill what is behind its end."""
+    found = {*range(FIRST_ID)}
+    for parameter in names.parameters_of_method(script.adapter.target, method):
+        found |= special_among({parameter.name: parameter.default})
+    for part in script.evaluate("attention").modules():
+        found |= special_among(vars(part))
+        found |= special_among(getattr(vars(part).get("config"), "__dict__", {}))
+    return sorted(n for n in found if n < min(vocabularies(script)))
+
+
+def special_among(values: dict[str, Any]) -> set[int]:
+    r"""The integers that are named as a special token.
+
+    >>> special_among({"eos_id": 9, "heads": 3, "pad_token_id": None})
+    {9}
+    """
+    return {
+        value
+        for name, value in values.items()
+        if SPECIAL_PATTERN.fullmatch(name) and type(value) is int and value >= 0
+    }
+
+
+# Methods that prepare the decoding of a text, and that decode the next tokens.
+BEGIN_PATTERN = re.compile("(start|begin|init|prefill|prepare|encode|precompute)\\w*")
+NEXT_PATTERN = re.compile(
+    r"(decode|step|next|predict|advance|incremental)"
+    r"(_?(one|step|tokens?|next|logits|incremental|with_cache|cached))*"
+)
+
+REORDER_PATTERN = re.compile("reorder|select_beams|permute_(batch|cache|state)")
+
+# Tokens that are decoded, in pieces of several lengths.
+PIECES = ([2, 1, 1, 2], [1, 3, 2], [1] * 6)
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """The methods of a model that decode, and the arguments that they take.
+
+    `begin` makes a state of a text, and `step` takes it behind the new tokens. What
+    `step` returns beside logits is the next state, or is given as `past`, which may be
+    a dict that it fills. The text is another one, which is translated, or the first
+    tokens. `step` may need it, too.
+    """
+
+    begin: str
+    step: str
+    past: str = ""
+    is_filled: bool = False
+    needs_text: bool = False
+
+
+@law(slow=True)
+def decoding_methods(script: Script) -> None:
+    r"""Methods that decode a text give the logits of a usual call.
+
+    $$y(t_{m+1 \dots n} \mid t_{1 \dots m}) = y(t_{1 \dots n})_{m+1 \dots n}$$
+
+    A search chooses the tokens itself: it calls a method that encodes the text, one for
+    the next tokens, and one that reorders the batch items of the state. That may be in
+    pieces of any length, with padding in the text, and with other texts in between. It
+    is tested for methods that give the logits of a usual call for one token.
+    """
+    start_with_ids(script)
+    found = next(decodings(script), None)
+    if found is None:
+        raise NotApplicable("no methods were found that encode a text and decode")
+    masks = [m for m in script.adapter.masks if {*m.axes} <= {*"bk1"}]
+    for mask in [None, *(masks[:1] if translates(script) else [])]:
+        for pieces in PIECES:
+            assert_pieces_give_logits(script, found, pieces, mask)
+        for method in filter(REORDER_PATTERN.search, dir(script.adapter.target)):
+            assert_pieces_give_logits(script, found, PIECES[0], mask, method)
+
+
+def translates(script: Script) -> bool:
+    """Whether there is an encoder of another text."""
+    return len(script.adapter.inputs) == 2
+
+
+def decodings(script: Script) -> Iterator[Decoding]:
+    """Pairs of methods that give the logits of a usual call for one token."""
+    target = script.adapter.target
+    begins = [n for n in dir(target) if BEGIN_PATTERN.fullmatch(n)]
+    steps = [n for n in dir(target) if NEXT_PATTERN.fullmatch(n)]
+    for begin, step in itertools.product(begins, steps):
+        _tokens, *rest = names.parameters_of_method(target, step)
+        optional = [p.name for p in rest[1:] if p.default is None]
+        past = next(filter(names.CACHE_PATTERN.match, optional), "")
+        source = script.adapter.inputs[-1] if translates(script) else ""
+        needs_text = source in {parameter.name for parameter in rest[1:]}
+        found = Decoding(begin, step, past, needs_text=needs_text)
+        with script.rollback(), script.attempt():
+            if agrees_on_token(script, found):
+                is_filled = bool(past) and fills_dict(script, found)
+                yield replace(found, is_filled=is_filled)
+
+
+def agrees_on_token(script: Script, found: Decoding) -> bool:
+    """Whether methods give the logits of a usual call for one token, without a past."""
+    tokens, text = text_of_ids(script, 2), text_of_ids(script, 5)
+    first = 0 if translates(script) else 1
+    text = text if translates(script) else script.assign("text", f"{tokens}[:, :1]")
+    usual = logits_of(script, f"{tokens}[:, : {first + 1}]", text)
+    state, _past = begin_text(script, found, text)
+    new = f"{tokens}[:, {first}:{first + 1}]"
+    seen, _last = decode(script, found, new, text, state, {}, "")
+    claim = f"torch.allclose({usual}[:, {first}:], {seen}, atol=1e-4)"
+    return bool(script.evaluate(claim))
+
+
+def fills_dict(script: Script, found: Decoding) -> bool:
+    """Whether the past is a dict of the caller, to which the method adds."""
+    found, text = replace(found, is_filled=True), text_of_ids(script, 1)
+    with script.attempt():
+        state, past = begin_text(script, found, text)
+        decode(script, found, text, text, state, {}, past)
+        return bool(script.evaluate(past))
+    return False
+
+
+def mask_of_method(script: Script, method: str, given: dict[str, str]) -> str:
+    """The mask of the text as an argument of a method; "" if it takes none."""
+    parameters = names.parameters_of_method(script.adapter.target, method)
+    known = {parameter.name for parameter in parameters}
+    return "".join(f", {name}={text}" for name, text in given.items() if name in known)
+
+
+def begin_text(
+    script: Script, found: Decoding, text: str, given: dict[str, str] | None = None
+) -> tuple[str, str]:
+    """Encode a text; return source texts of its state, and of the past."""
+    mask = mask_of_method(script, found.begin, given or {})
+    past = script.assign("past", "{}") if found.is_filled else ""
+    state = script.assign("state", f"attention.{found.begin}({text}{mask})")
+    value = script.evaluate(state)
+    index = index_of_logits(value, vocabularies(script))
+    others = [each for each in parts_of(value) if each != index]
+    return f"{state}{others[0]}" if index is not None and others else state, past
+
+
+def decode(
+    script: Script,
+    found: Decoding,
+    tokens: str,
+    text: str,
+    state: str,
+    given: dict[str, str],
+    past: str,
+) -> tuple[str, str]:
+    """Decode tokens; return source texts of their logits, and of what is next."""
+    more = mask_of_method(script, found.step, given)
+    more += f", {script.adapter.inputs[-1]}={text}" if found.needs_text else ""
+    more += f", {found.past}={past}" if past else ""
+    result = script.assign("result", f"attention.{found.step}({tokens}, {state}{more})")
+    value = script.evaluate(result)
+    index = index_of_logits(value, vocabularies(script))
+    if index is None:
+        raise NotApplicable("a method that decodes returns no logits")
+    others = [each for each in parts_of(value) if each != index]
+    last = f"{result}{others[0]}" if others else ""
+    return f"{result}{index}", past if found.is_filled else last
+
+
+def assert_pieces_give_logits(
+    script: Script,
+    found: Decoding,
+    pieces: list[int],
+    mask: MaskArgument | None,
+    reorder: str = "",
+) -> None:
+    """Decode in pieces; with a method that reorders, items are flipped after one."""
+    script.restart()
+    text, other = text_of_ids(script, 5), text_of_ids(script, 7)
+    tokens = script.assign("tokens", text_of_ids(script, sum(pieces)))
+    given = {}
+    if mask is not None:
+        allowed = script.all_allowed(5, 5)
+        allowed[:, 3:, 0] = False
+        name, value = script.encode_mask(allowed, mask) or ("", "")
+        given = {name: value}
+    start = 0
+    if not translates(script):
+        start, *pieces = pieces
+        text = script.assign("text", f"{tokens}[:, :{start}]")
+    with script.attempt():  # it may take one token only
+        state, past = begin_text(script, found, text, given)
+        begin_text(script, found, other)  # which changes nothing
+        for number, n in enumerate(pieces):
+            if reorder and number == 1:
+                flip = f"torch.arange({script.sizes.batch_size}).flip(0)"
+                moved = f"attention.{reorder}({past or state}, {flip})"
+                moved = script.assign("state", moved)
+                state, past = (f"{state}.flip(0)", moved) if past else (moved, "")
+                tokens = script.assign("tokens", f"{tokens}.flip(0)")
+                text = script.assign("text", f"{text}.flip(0)")
+                given = {n: f"{value}.flip(0)" for n, value in given.items()}
+            piece = f"{tokens}[:, {start}:{start + n}]"
+            seen, last = decode(script, found, piece, text, state, given, past)
+            usual = logits_of(script, f"{tokens}[:, : {start + n}]", text, **given)
+            message = f"`{found.step}` gives other logits for tokens {start} and later"
+            claim = f"torch.allclose({usual}[:, {start}:], {seen}, atol=1e-3)"
+            script.assert_true(claim, message)
+            state, past = (state, last) if found.past else (last or state, "")
+            start += n

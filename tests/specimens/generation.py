@@ -1,0 +1,240 @@
+"""Language models whose generation violates its law, and models that pass it."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attention_laws.embedded import of_vectors
+from specimens.base import Correct, Excuses, Passes, Violations, WithCache
+
+VOCABULARY = 64
+
+
+class Model(nn.Module):
+    """A causal model of tokens, with learned positions, and a cache of all tokens."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, d_model)
+        self.positions = nn.Embedding(40, d_model)
+        self.attend = WithCache(d_model, heads)
+        self.norm = nn.LayerNorm(d_model)
+        self.head = nn.Linear(d_model, VOCABULARY, bias=False)
+
+    def forward(self, ids: Tensor, past: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        first = 0 if past is None else past.shape[1]
+        places = torch.arange(first, first + ids.shape[1])
+        y, past = self.attend(self.embedding(ids) + self.positions(places), past)
+        return self.head(self.norm(y)), past
+
+    @torch.no_grad()
+    def generate(self, ids: Tensor, max_new_tokens: int = 16) -> Tensor:
+        logits, past = self(ids, self.kept())
+        for _ in range(max_new_tokens):
+            last = self.choose(logits[:, -1])
+            ids = torch.cat([ids, last], dim=1)
+            logits, past = self(last, self.keep(past))
+        return ids
+
+    def choose(self, logits: Tensor) -> Tensor:
+        return logits.argmax(dim=-1, keepdim=True)
+
+    def kept(self) -> Tensor | None:
+        return None
+
+    def keep(self, past: Tensor) -> Tensor:
+        return past
+
+
+@of_vectors
+class GeneratesBehindEarlierText(Model):
+    """The cache of one text is that with which the next one begins."""
+
+    past: Tensor | None = None
+
+    def kept(self) -> Tensor | None:
+        past = self.past
+        return past if past is None or past.shape[1] < 20 else None
+
+    def keep(self, past: Tensor) -> Tensor:
+        self.past = past
+        return past
+
+
+@of_vectors
+class GeneratesWithoutPrompt(Model):
+    """Of a text, the last eight tokens are kept."""
+
+    def keep(self, past: Tensor) -> Tensor:
+        return past[:, -8:]
+
+
+class Prefills(Model):
+    """Methods for a prompt, for the next tokens, and for another order of both."""
+
+    def prefill(self, ids: Tensor) -> Tensor:
+        return self(ids)[1]
+
+    def decode_step(self, ids: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
+        return self(ids, past)
+
+    def reorder_cache(self, past: Tensor, order: Tensor) -> Tensor:
+        return past[order]
+
+
+@of_vectors
+class DecodesBehindLastToken(Prefills):
+    def prefill(self, ids: Tensor) -> Tensor:
+        return self(ids)[1][:, -1:]
+
+
+@of_vectors
+class DecodesInOldOrder(Prefills):
+    def reorder_cache(self, past: Tensor, order: Tensor) -> Tensor:
+        return past
+
+
+class Translates(nn.Module):
+    """An encoder and a decoder; the state has the past, the text and its mask."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, d_model)
+        self.encoder = Correct(d_model, heads, 0.0)
+        self.decoder = WithCache(d_model, heads)
+        self.cross = Correct(d_model, heads, 0.0)
+        self.head = nn.Linear(d_model, VOCABULARY)
+
+    def start(self, src: Tensor, src_mask: Tensor | None = None) -> dict[str, Any]:
+        x = self.embedding(src)
+        mask = None if src_mask is None else src_mask[:, None]
+        return {"past": None, "text": self.encoder(x, x, x, mask), "mask": src_mask}
+
+    def step(self, ids: Tensor, state: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
+        text, mask = state["text"], state["mask"]
+        y, past = self.decoder(self.embedding(ids), state["past"])
+        mask = None if mask is None else mask[:, None]
+        return self.head(y + self.cross(y, text, text, mask)), {**state, "past": past}
+
+    def reorder(self, state: dict[str, Any], order: Tensor) -> dict[str, Any]:
+        moved = {n: state[n][order] for n in ("past", "text")}
+        return {**moved, "mask": self.reordered(state["mask"], order)}
+
+    def reordered(self, mask: Tensor | None, order: Tensor) -> Tensor | None:
+        return None if mask is None else mask[order]
+
+    def forward(
+        self, src: Tensor, tgt: Tensor, src_mask: Tensor | None = None
+    ) -> Tensor:
+        logits, _state = self.step(tgt, self.start(src, src_mask))
+        return logits
+
+
+@of_vectors
+class TranslatesWithOldMask(Translates):
+    def reordered(self, mask: Tensor | None, order: Tensor) -> Tensor | None:
+        return mask
+
+
+class FillsState(nn.Module):
+    """Each of two layers keeps the keys of a text in a dict that the caller owns."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, d_model)
+        self.layers = nn.ModuleList([Correct(d_model, heads, 0.0) for _ in range(2)])
+        self.decoder = WithCache(d_model, heads)
+        self.head = nn.Linear(d_model, VOCABULARY)
+
+    def encode(self, src: Tensor) -> Tensor:
+        text: Tensor = self.embedding(src)
+        return text
+
+    def decode(
+        self, ids: Tensor, text: Tensor, src: Tensor, state: Any = None
+    ) -> Tensor:
+        kept = {} if state is None else state
+        y, kept["past"] = self.decoder(self.embedding(ids), kept.get("past"))
+        for number, layer in enumerate(self.layers):
+            name = str(number) if state is None else self.name(number)
+            if name not in kept:
+                kept[name] = layer.key(text)  # type: ignore[operator]
+            weights = (layer.query(y) @ kept[name].mT).softmax(-1)  # type: ignore[operator]
+            y = y + weights @ text
+        logits: Tensor = self.head(y)
+        return logits
+
+    def name(self, layer: int) -> str:
+        return f"keys of layer {layer}"
+
+    def forward(self, src: Tensor, tgt: Tensor) -> Tensor:
+        return self.decode(tgt, self.encode(src), src)
+
+
+@of_vectors
+class SharesState(FillsState):
+    def name(self, layer: int) -> str:
+        return "keys"
+
+
+@of_vectors
+class Draws(Model):
+    def choose(self, logits: Tensor) -> Tensor:
+        return logits.softmax(dim=-1).multinomial(1)
+
+
+class DrawsOfOne(Model):
+    """It takes the largest logit if `top_k` is one."""
+
+    @torch.no_grad()
+    def generate(
+        self, ids: Tensor, steps: int = 16, top_k: int | None = None
+    ) -> Tensor:
+        for _ in range(steps):
+            logits = self(ids)[0][:, -1]
+            if top_k is not None:
+                least = logits.topk(top_k).values[:, -1:]
+                logits = logits.masked_fill(logits < least, -torch.inf)
+            last = logits.softmax(dim=-1).multinomial(1)
+            ids = torch.cat([ids, last], dim=1)
+        return ids
+
+
+@of_vectors
+class GeneratesOfFirstItem(DrawsOfOne):
+    """A batch continues with the tokens of its first item."""
+
+    def generate(
+        self, ids: Tensor, steps: int = 16, top_k: int | None = None
+    ) -> Tensor:
+        tokens = super().generate(ids, steps, top_k)[:1, ids.shape[1] :]
+        return torch.cat([ids, tokens.expand(len(ids), -1)], dim=1)
+
+
+VIOLATING: Violations = {
+    "generated_tokens": [
+        (GeneratesBehindEarlierText, {}),
+        (GeneratesWithoutPrompt, {}),
+        (GeneratesOfFirstItem, {}),
+    ],
+    "decoding_methods": [
+        (DecodesBehindLastToken, {}),
+        (DecodesInOldOrder, {}),
+        (TranslatesWithOldMask, {}),
+        (SharesState, {}),
+    ],
+}
+
+PASSING_ONE: Passes = [
+    ("generated_tokens", of_vectors(Model)),
+    ("generated_tokens", of_vectors(DrawsOfOne)),
+    ("decoding_methods", of_vectors(Prefills)),
+    ("decoding_methods", of_vectors(Translates)),
+    ("decoding_methods", of_vectors(FillsState)),
+]
+
+EXCUSED: Excuses = [
+    ("generated_tokens", Draws, "takes the largest logit"),
+    ("decoding_methods", Draws, "no methods were found"),
+]
