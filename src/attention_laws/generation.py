@@ -66,6 +66,7 @@ def generated_tokens(script: Script) -> None:
     start_with_ids(script)
     methods = [*filter(METHOD_PATTERN.fullmatch, dir(script.adapter.target))]
     skip_unless(methods, "has no method that is named as one that generates")
+    script.exec_line("zero_biases(attention)")
     calls = [each for name in methods for each in greedy_calls(script, name)]
     skip_unless(calls, "no method was found that takes the largest logit")
     for length in TEXT_LENGTHS:
@@ -153,11 +154,11 @@ def assert_largest_is_chosen(
     """Each token behind a text of this length has the largest logit there."""
     text = text_of_ids(script, length)
     tokens = generate(script, method, given, text)
-    is_translated = len(script.adapter.inputs) > 1
-    if is_translated:  # behind a first token, which is the same for all texts
-        length = 1
-        starts = script.evaluate(f"{tokens}[:, 0].unique()")
-        skip_unless(len(starts) == 1, "its method returns no token to start with")
+    if translates(script):  # behind a first token, which may be returned, too
+        length, start = 1, start_id(script, method)
+        if not script.evaluate(f"({tokens}[:, 0] == {start}).all()"):
+            first = f"torch.full_like({tokens}[:, :1], {start})"
+            tokens = script.assign("tokens", f"torch.cat([{first}, {tokens}], dim=1)")
     elif not script.evaluate(f"torch.equal({tokens}[:, :{length}], {text})"):
         tokens = script.assign("tokens", f"torch.cat([{text}, {tokens}], dim=1)")
     special = special_ids(script, method)
@@ -196,40 +197,45 @@ def logits_of(script: Script, tokens: str, text: str, **more: str) -> str:
     return f"{result}{index}"
 
 
-def index_of_logits(result: Any, sizes: set[int]) -> str | None:
+def index_of_logits(result: Any, sizes: set[int], axes: int = 3) -> str | None:
     r"""Where a result has logits of one of these numbers of ids, for each token.
+
+    They have two axes if they are of one token.
 
     >>> index_of_logits((torch.zeros(2, 3, 8), None), {8})
     '[0]'
     """
     parts = parts_of(result).items() or [("", result)]
     for index, part in parts:
-        if isinstance(part, Tensor) and part.dim() == 3 and part.shape[-1] in sizes:
+        if isinstance(part, Tensor) and part.dim() == axes and part.shape[-1] in sizes:
             return index
     return None
 
 
+def start_id(script: Script, method: str) -> int:
+    """The id with which a translation begins, if there is one of such a name."""
+    found = ids_named(script, method, START_PATTERN)
+    skip_unless(len(found) == 1, "the id with which a text begins is not known")
+    return found.pop()
+
+
 def special_ids(script: Script, method: str) -> list[int]:
     """The ids that may end a text, or fill what is behind its end."""
-    found = {*range(FIRST_ID)}
-    for parameter in names.parameters_of_method(script.adapter.target, method):
-        found |= special_among({parameter.name: parameter.default})
-    for part in script.evaluate("attention").modules():
-        found |= special_among(vars(part))
-        found |= special_among(getattr(vars(part).get("config"), "__dict__", {}))
+    found = {*range(FIRST_ID)} | ids_named(script, method, SPECIAL_PATTERN)
     return sorted(n for n in found if n < min(vocabularies(script)))
 
 
-def special_among(values: dict[str, Any]) -> set[int]:
-    r"""The integers that are named as a special token.
-
-    >>> special_among({"eos_id": 9, "heads": 3, "pad_token_id": None})
-    {9}
-    """
+def ids_named(script: Script, method: str, pattern: re.Pattern[str]) -> set[int]:
+    """The ids of such names among the defaults of a method, and in the model."""
+    parameters = names.parameters_of_method(script.adapter.target, method)
+    owners = [{each.name: each.default for each in parameters}]
+    for part in script.evaluate("attention").modules():
+        owners += [vars(part), getattr(vars(part).get("config"), "__dict__", {})]
     return {
         value
-        for name, value in values.items()
-        if SPECIAL_PATTERN.fullmatch(name) and type(value) is int and value >= 0
+        for owner in owners
+        for name, value in owner.items()
+        if pattern.fullmatch(name) and type(value) is int and value >= 0
     }
 
 
@@ -253,7 +259,7 @@ class Decoding:
     `begin` makes a state of a text, and `step` takes it behind the new tokens. What
     `step` returns beside logits is the next state, or is given as `past`, which may be
     a dict that it fills. The text is another one, which is translated, or the first
-    tokens. `step` may need it, too.
+    tokens. `step` may need it, too, and may take one token of each, `[batch_size]`.
     """
 
     begin: str
@@ -261,6 +267,7 @@ class Decoding:
     past: str = ""
     is_filled: bool = False
     needs_text: bool = False
+    takes_one: bool = False
 
 
 @law(slow=True)
@@ -280,10 +287,11 @@ def decoding_methods(script: Script) -> None:
         raise NotApplicable("no methods were found that encode a text and decode")
     masks = [m for m in script.adapter.masks if {*m.axes} <= {*"bk1"}]
     for mask in [None, *(masks[:1] if translates(script) else [])]:
-        for pieces in PIECES:
+        all_pieces = PIECES[-1:] if found.takes_one else PIECES
+        for pieces in all_pieces:
             assert_pieces_give_logits(script, found, pieces, mask)
         for method in filter(REORDER_PATTERN.search, dir(script.adapter.target)):
-            assert_pieces_give_logits(script, found, PIECES[0], mask, method)
+            assert_pieces_give_logits(script, found, all_pieces[0], mask, method)
 
 
 def translates(script: Script) -> bool:
@@ -302,11 +310,12 @@ def decodings(script: Script) -> Iterator[Decoding]:
         past = next(filter(names.CACHE_PATTERN.match, optional), "")
         source = script.adapter.inputs[-1] if translates(script) else ""
         needs_text = source in {parameter.name for parameter in rest[1:]}
-        found = Decoding(begin, step, past, needs_text=needs_text)
-        with script.rollback(), script.attempt():
-            if agrees_on_token(script, found):
-                is_filled = bool(past) and fills_dict(script, found)
-                yield replace(found, is_filled=is_filled)
+        for takes_one in (False, True):
+            found = Decoding(begin, step, past, False, needs_text, takes_one)
+            with script.rollback(), script.attempt():
+                if agrees_on_token(script, found):
+                    is_filled = bool(past) and fills_dict(script, found)
+                    yield replace(found, is_filled=is_filled)
 
 
 def agrees_on_token(script: Script, found: Decoding) -> bool:
@@ -319,7 +328,7 @@ def agrees_on_token(script: Script, found: Decoding) -> bool:
     new = f"{tokens}[:, {first}:{first + 1}]"
     seen, _last = decode(script, found, new, text, state, {}, "")
     claim = f"torch.allclose({usual}[:, {first}:], {seen}, atol=1e-4)"
-    return bool(script.evaluate(claim))
+    return bool(seen and script.evaluate(claim))
 
 
 def fills_dict(script: Script, found: Decoding) -> bool:
@@ -365,12 +374,15 @@ def decode(
     more = mask_of_method(script, found.step, given)
     more += f", {script.adapter.inputs[-1]}={text}" if found.needs_text else ""
     more += f", {found.past}={past}" if past else ""
-    result = script.assign("result", f"attention.{found.step}({tokens}, {state}{more})")
-    value = script.evaluate(result)
-    index = index_of_logits(value, vocabularies(script))
+    tokens += ".squeeze(1)" * found.takes_one
+    call = f"attention.{found.step}({tokens}, {state}{more})"
+    result = script.assign("result", call)
+    value, axes = script.evaluate(result), 2 if found.takes_one else 3
+    index = index_of_logits(value, vocabularies(script), axes)
     if index is None:
-        raise NotApplicable("a method that decodes returns no logits")
+        return "", ""  # it returns no logits
     others = [each for each in parts_of(value) if each != index]
+    index += "[:, None]" * found.takes_one
     last = f"{result}{others[0]}" if others else ""
     return f"{result}{index}", past if found.is_filled else last
 

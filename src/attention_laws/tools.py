@@ -79,6 +79,21 @@ def scale_parameters(module: nn.Module, factor: float) -> None:
             parameter.mul_(factor)
 
 
+def zero_biases(module: nn.Module) -> None:
+    """Set the biases of linear layers and of norms to zero, in place.
+
+    Random ones may be so large that the largest logit is that of one id everywhere.
+
+    >>> layer = nn.Linear(2, 3)
+    >>> zero_biases(layer)
+    >>> layer.bias.tolist()
+    [0.0, 0.0, 0.0]
+    """
+    for part in module.modules():
+        if isinstance(part, nn.Linear | nn.LayerNorm) and part.bias is not None:
+            part.bias.data.zero_()
+
+
 def convert_buffers(module: nn.Module, dtype: torch.dtype) -> None:
     r"""Convert the floating-point buffers of a module, but not its parameters.
 

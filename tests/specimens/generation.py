@@ -131,6 +131,53 @@ class Translates(nn.Module):
         return logits
 
 
+class Greedy(Translates):
+    """The translation is returned without the token with which it begins."""
+
+    def __init__(self, d_model: int, heads: int, bos: int = 1) -> None:
+        super().__init__(d_model, heads)
+        self.bos = bos
+        self.head = nn.Sequential(nn.LayerNorm(d_model), self.head)  # type: ignore[assignment]
+
+    @torch.no_grad()
+    def translate(self, src: Tensor, max_len: int = 20) -> Tensor:
+        state, found = self.start(src), []
+        last = src.new_full((len(src), 1), self.bos)
+        for _ in range(max_len):
+            logits, state = self.step(last, self.seen(state))
+            last = logits[:, -1].argmax(dim=-1, keepdim=True)
+            found.append(last)
+        return torch.cat(found, dim=1)
+
+    def seen(self, state: dict[str, Any]) -> dict[str, Any]:
+        return state
+
+
+@of_vectors
+class TranslatesFirstItem(Greedy):
+    def seen(self, state: dict[str, Any]) -> dict[str, Any]:
+        return {**state, "text": state["text"][:1].expand_as(state["text"])}
+
+
+class TakesOneToken(Translates):
+    """A step takes one token of each text, [batch_size], and returns its logits."""
+
+    def step(self, ids: Tensor, state: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
+        logits, state = super().step(ids[:, None], state)
+        return logits[:, 0], state
+
+    def forward(
+        self, src: Tensor, tgt: Tensor, src_mask: Tensor | None = None
+    ) -> Tensor:
+        return super().step(tgt, self.start(src, src_mask))[0]
+
+
+@of_vectors
+class TakesOneTokenWithOldMask(TakesOneToken):
+    def reordered(self, mask: Tensor | None, order: Tensor) -> Tensor | None:
+        return mask
+
+
 @of_vectors
 class TranslatesWithOldMask(Translates):
     def reordered(self, mask: Tensor | None, order: Tensor) -> Tensor | None:
@@ -217,21 +264,25 @@ VIOLATING: Violations = {
         (GeneratesBehindEarlierText, {}),
         (GeneratesWithoutPrompt, {}),
         (GeneratesOfFirstItem, {}),
+        (TranslatesFirstItem, {}),
     ],
     "decoding_methods": [
         (DecodesBehindLastToken, {}),
         (DecodesInOldOrder, {}),
         (TranslatesWithOldMask, {}),
         (SharesState, {}),
+        (TakesOneTokenWithOldMask, {}),
     ],
 }
 
 PASSING_ONE: Passes = [
     ("generated_tokens", of_vectors(Model)),
     ("generated_tokens", of_vectors(DrawsOfOne)),
+    ("generated_tokens", of_vectors(Greedy)),
     ("decoding_methods", of_vectors(Prefills)),
     ("decoding_methods", of_vectors(Translates)),
     ("decoding_methods", of_vectors(FillsState)),
+    ("decoding_methods", of_vectors(TakesOneToken)),
 ]
 
 EXCUSED: Excuses = [
