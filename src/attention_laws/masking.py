@@ -382,7 +382,7 @@ def neutral_mask(script: Script) -> None:
         assert_mask_moves_no_query(script)
     skip_unless(applicable, "has no mask that could hide nothing")
     # A mask of one key can lose an axis, or gain one.
-    lengths = {script.sizes.k_len, 1 if adapter.fixed_length is None else 0} - {0}
+    lengths = [script.sizes.k_len] + [1] * (adapter.fixed_length is None)
     for mask, k_len in itertools.product(applicable, lengths):
         script.restart()
         allowed = script.all_allowed(None if adapter.cross_attention else k_len, k_len)

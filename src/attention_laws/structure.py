@@ -935,7 +935,7 @@ def attention_paths(module: nn.Module) -> list[str]:
 def patch_size(module: nn.Module) -> int:
     r"""The side of the square patches into which images are cut; 0 if it is not known.
 
-    >>> patch_size(nn.Sequential(nn.Conv2d(3, 8, kernel_size=4, stride=4)))
+    >>> patch_size(nn.Sequential(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 4, stride=4)))
     4
     """
     for part in module.modules():
@@ -943,7 +943,7 @@ def patch_size(module: nn.Module) -> int:
         if isinstance(part, nn.Conv2d) and part.kernel_size == part.stride:
             stated = part.stride
         sides = {*stated} if isinstance(stated, tuple | list) else {stated}
-        if len(sides) == 1 and type(side := sides.pop()) is int:
+        if len(sides) == 1 and type(side := sides.pop()) is int and side > 1:
             return side
     return 0
 

@@ -1216,6 +1216,8 @@ class AlignedToLastKey(Correct):
         self, x: Tensor, context: Tensor, context_mask: Tensor | None = None
     ) -> Any:
         q_len, k_len = x.shape[1], context.shape[1]
+        if self.causal and q_len > k_len:
+            raise ValueError("the queries are the last ones of the keys")
         mask = torch.ones(1, q_len, k_len, dtype=torch.bool, device=x.device)
         if self.causal:
             mask = mask.tril(k_len - q_len if self.is_last(context_mask) else 0)
