@@ -401,13 +401,13 @@ def check_within(
 
     Its own calls show little of them, such as of their formula.
     """
-    outcome.inside = True
-    within = parts_of_model(name, imports, model, source)
+    within = Outcome(name, inside=True)  # whose errors are left out
+    parts = parts_of_model(name, imports, model, source)
     fact = Fact("within", f"`{name}`", "inferred")
     more = {n: value for n, value in options.items() if n != "init_args"}
-    errors = dict(outcome.errors)
-    check_parts(outcome, within, more, (fact,))
-    outcome.errors = errors
+    check_parts(within, parts, more, (fact,))
+    outcome.inside = True
+    outcome.reports += within.reports
 
 
 def check_with_vectors(

@@ -13,9 +13,9 @@ import copy
 import inspect
 import itertools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from functools import partial
+from functools import lru_cache, partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -136,23 +136,24 @@ def compared_id(source: str, inputs: Iterable[str]) -> str:
     return compared[6] if compared else ""
 
 
-def compared_id_of(model: Any) -> str:
-    """The id with which a model compares a required argument."""
-    required = names.required_by_name(names.parameters_of(model))
-    return compared_id(
-        source_of(model), [n for n in required if required[n]] or ["ids"]
-    )
+@lru_cache(maxsize=64)  # each lookup of an embedding asks for it
+def compared_id_of(kind: Any) -> str:
+    """The id with which a model of this class compares a required argument."""
+    required = names.required_by_name(names.parameters_of(kind))
+    inputs = [name for name, is_required in required.items() if is_required]
+    return compared_id(source_of(kind), inputs or ["ids"])
 
 
 def id_of_padding(model: nn.Module, table: Any) -> int | None:
     """The id of padding: that of its embedding, or that with which ids are compared."""
+    kind: Any = type(model)
     found = table.padding_idx
-    if found is None and (compared := compared_id_of(type(model))):
+    if found is None and (compared := compared_id_of(kind)):
         found = getattr(model, compared.removeprefix("self."), 0)
     return found if type(found) is int else None
 
 
-def has_padding_id(kind: type[nn.Module]) -> bool:
+def has_padding_id(kind: Any) -> bool:
     """Whether the code of a model, or of a part of it, has an id for padding."""
     if compared_id_of(kind):
         return True
@@ -178,8 +179,7 @@ def call_with_vectors(
     """
     tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
     if tensors and not tensors[0].is_floating_point():
-        forward: Any = super(type(model), model).forward  # type: ignore[misc]
-        return forward(*args, **kwargs)
+        return own_forward(model)(*args, **kwargs)
     padding = kwargs.pop(PADDING, None) if model.adds_padding else None
     inputs = [each for each in args if is_of_vectors(each)]
     required = names.required_by_name(names.parameters_of(model))
@@ -198,6 +198,12 @@ def call_with_vectors(
             raise ValueError("its embedding has no id for padding")
         ids[0] = ids[0].masked_fill(padding, padding_id)
     return call_with_ids(model, tables, inputs, ids, args, kwargs)
+
+
+def own_forward(model: nn.Module) -> Callable[..., Any]:
+    """The `forward` of the model itself, which takes ids."""
+    forward: Callable[..., Any] = super(type(model), model).forward  # type: ignore[misc]
+    return forward
 
 
 def is_of_vectors(value: Any) -> bool:
@@ -241,8 +247,7 @@ def call_with_ids(
     ids_of = {id(vectors): each for vectors, each in zip(inputs, ids, strict=True)}
     handles = [table.register_forward_hook(look_up) for table in tables]
     try:
-        forward: Any = super(type(model), model).forward  # type: ignore[misc]
-        result = forward(
+        result = own_forward(model)(
             *(ids_of.get(id(value), value) for value in args),
             **{name: ids_of.get(id(value), value) for name, value in kwargs.items()},
         )

@@ -324,7 +324,7 @@ def agrees_on_token(script: Script, found: Decoding) -> bool:
     first = 0 if translates(script) else 1
     text = text if translates(script) else script.assign("text", f"{tokens}[:, :1]")
     usual = logits_of(script, f"{tokens}[:, : {first + 1}]", text)
-    state, _past = begin_text(script, found, text)
+    state, _past = begin_text(script, found, text, {})
     new = f"{tokens}[:, {first}:{first + 1}]"
     seen, _last = decode(script, found, new, text, state, {}, "")
     claim = f"torch.allclose({usual}[:, {first}:], {seen}, atol=1e-4)"
@@ -335,7 +335,7 @@ def fills_dict(script: Script, found: Decoding) -> bool:
     """Whether the past is a dict of the caller, to which the method adds."""
     found, text = replace(found, is_filled=True), text_of_ids(script, 1)
     with script.attempt():
-        state, past = begin_text(script, found, text)
+        state, past = begin_text(script, found, text, {})
         decode(script, found, text, text, state, {}, past)
         return bool(script.evaluate(past))
     return False
@@ -349,16 +349,14 @@ def mask_of_method(script: Script, method: str, given: dict[str, str]) -> str:
 
 
 def begin_text(
-    script: Script, found: Decoding, text: str, given: dict[str, str] | None = None
+    script: Script, found: Decoding, text: str, given: dict[str, str]
 ) -> tuple[str, str]:
     """Encode a text; return source texts of its state, and of the past."""
-    mask = mask_of_method(script, found.begin, given or {})
+    mask = mask_of_method(script, found.begin, given)
     past = script.assign("past", "{}") if found.is_filled else ""
     state = script.assign("state", f"attention.{found.begin}({text}{mask})")
-    value = script.evaluate(state)
-    index = index_of_logits(value, vocabularies(script))
-    others = [each for each in parts_of(value) if each != index]
-    return f"{state}{others[0]}" if index is not None and others else state, past
+    logits, rest = logits_and_rest(script, state)
+    return rest if logits and rest else state, past
 
 
 def decode(
@@ -377,14 +375,19 @@ def decode(
     tokens += ".squeeze(1)" * found.takes_one
     call = f"attention.{found.step}({tokens}, {state}{more})"
     result = script.assign("result", call)
-    value, axes = script.evaluate(result), 2 if found.takes_one else 3
+    logits, last = logits_and_rest(script, result, axes=2 if found.takes_one else 3)
+    if not logits:
+        return "", ""
+    logits += "[:, None]" * found.takes_one
+    return logits, past if found.is_filled else last
+
+
+def logits_and_rest(script: Script, name: str, axes: int = 3) -> tuple[str, str]:
+    """Source texts of the logits in a result, and of what is first beside them."""
+    value = script.evaluate(name)
     index = index_of_logits(value, vocabularies(script), axes)
-    if index is None:
-        return "", ""  # it returns no logits
-    others = [each for each in parts_of(value) if each != index]
-    index += "[:, None]" * found.takes_one
-    last = f"{result}{others[0]}" if others else ""
-    return f"{result}{index}", past if found.is_filled else last
+    others = [f"{name}{each}" for each in parts_of(value) if each != index]
+    return "" if index is None else f"{name}{index}", others[0] if others else ""
 
 
 def assert_pieces_give_logits(
@@ -410,7 +413,7 @@ def assert_pieces_give_logits(
         text = script.assign("text", f"{tokens}[:, :{start}]")
     with script.attempt():  # it may take one token only
         state, past = begin_text(script, found, text, given)
-        begin_text(script, found, other)  # which changes nothing
+        begin_text(script, found, other, {})  # which changes nothing
         for number, n in enumerate(pieces):
             if reorder and number == 1:
                 flip = f"torch.arange({script.sizes.batch_size}).flip(0)"
