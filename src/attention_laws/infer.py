@@ -484,7 +484,9 @@ def infer_layout(probe: CallProbe, usual: bool) -> None:
                 continue  # what has to be longer than the input is no context
             if call is not None and is_constant(*call):
                 call = call_with_other_output(probe, fields, more) or call
-            if call is not None and is_constant(*call):
+            # Attention to equal tokens, which fill a context, gives what they are.
+            has_filled = call is not None and bool(call[0].adapter.filled)
+            if call is not None and not has_filled and is_constant(*call):
                 error = "gives the same output for all inputs"
                 probe.first_error = probe.first_error or error
                 continue
