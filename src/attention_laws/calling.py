@@ -106,8 +106,9 @@ class CallProbe:
         self.unmasked: dict[
             str, tuple[Adapter, tuple[Script, CallArguments] | None]
         ] = {}
-        # The module of the last attempt to call it, with what it depends on.
-        self.reused: tuple[object, dict[str, Any]] = None, {}
+        # For each mode, the module of the last attempt to call it, with what it depends
+        # on.
+        self.reused: dict[str, tuple[object, dict[str, Any]]] = {}
         self.guessed = ""  # a constructor argument of unknown meaning
         self.first_error = ""  # the reason why the first failing call failed
         self.takes_ids = False  # whether a tensor of numbers was refused as token ids
@@ -161,7 +162,7 @@ class CallProbe:
         try:
             script = Script(adapter, sizes, **self.options.script_options())
             if reuse:
-                self.restart_with_same_module(script)
+                self.restart_with_same_module(script, mode)
             else:
                 self.restart(script, mode)
             allowed = script.all_allowed()
@@ -200,18 +201,19 @@ class CallProbe:
             count = sum(p.numel() for p in parameters if not nn.parameter.is_lazy(p))
             self.work += count // PARAMETERS_PER_WORK
 
-    def restart_with_same_module(self, script: Script) -> None:
+    def restart_with_same_module(self, script: Script, mode: str = "eval") -> None:
         """Start with the module of the last attempt, which is often refused at once.
 
         It is built anew if that attempt has changed its attributes.
         """
         adapter = script.adapter
         sizes = (adapter.heads, adapter.d_k, adapter.d_model, adapter.fixed_length)
-        state, namespace = self.reused
+        state, namespace = self.reused.get(mode, (None, {}))
         if state != (sizes, attribute_ids(namespace.get("attention"))):
-            self.restart(script)
+            self.restart(script, mode)
             namespace = dict(script.namespace)
-            self.reused = (sizes, attribute_ids(namespace["attention"])), namespace
+            state = sizes, attribute_ids(namespace["attention"])
+            self.reused[mode] = state, namespace
         script.namespace = dict(namespace)
 
 
@@ -307,14 +309,18 @@ def mask_candidates(probe: CallProbe) -> Iterator[MaskArgument]:
                 for n, e in encodings.items()
                 if not names.QUERY_LENGTHS_PATTERN.match(n)
             }
-    stated = documented.all_shapes(adapter.target) if takes_ids(adapter.target) else {}
+    stated = documented.all_shapes(adapter.target)
     for name, encoding in encodings.items():
         if adapter.image.startswith("video") and names.FRAMES_PATTERN.fullmatch(name):
             continue  # numbers of frames, of which there is one
         for each in encoding.split("+"):
-            for mask in encodings_of(name, each):
-                if len(stated.get(name, mask.axes)) != len(mask.axes):
-                    continue  # its axes are known
+            masks = [*encodings_of(name, each)]
+            # Those with the documented number of axes first: others may be accepted.
+            count = len(stated.get(name, ()))
+            fitting = [mask for mask in masks if len(mask.axes) == count]
+            others = [mask for mask in masks if mask not in fitting]
+            is_known = count > 0 and takes_ids(adapter.target)
+            for mask in [*fitting, *([] if is_known else others)]:
                 if adapter.image == "image_rows_first" and ":" not in each:
                     if mask.axes == "bk" and not polarity(mask):
                         # It marks the padding of rows, of which there is one.

@@ -222,6 +222,7 @@ def decode_in_all_ways(script: Script) -> None:
     assert_sequence_begins_anew(script)
     decode_after_reset(script)
     assert_reset_forgets_context(script)
+    assert_new_cache_sees_context(script)
     decode_after_rejection(script)
     decode_after_unequal_rejection(script)
     decode_with_fork(script)
@@ -1017,6 +1018,28 @@ def assert_reset_forgets_context(script: Script) -> None:
             whole = call_without_cache(script, args)
             seen, _cache = call_with_cache(script, args, 0, length, cache)
             message = f"{{place}} differs with another context after `{resets[0]}()`"
+            script.assert_close(whole, seen, message)
+
+
+def assert_new_cache_sees_context(script: Script) -> None:
+    """With a new cache, another context of the same shape is attended to.
+
+    What is kept of the context belongs into the cache, and not into the module.
+    """
+    adapter, length = script.adapter, script.sizes.k_len
+    assert adapter.cache is not None
+    if not adapter.decoder_context or adapter.cache == ("", ""):
+        return
+    restart_with_cache(script)
+    args = script.make_arguments(script.all_allowed(length, length))
+    context = random_context(script, args)
+    given = {**adapter.extra_args, adapter.decoder_context: context}
+    with script.attempt():  # it may need something else
+        call_with_cache(script, args, 0, length - 1, empty_cache(script))
+        with script.using(replace(adapter, extra_args=given)):
+            whole = call_without_cache(script, args)
+            seen, _cache = call_with_cache(script, args, 0, length, empty_cache(script))
+            message = "{place} differs with a new cache and another context"
             script.assert_close(whole, seen, message)
 
 

@@ -348,12 +348,15 @@ def works_in_half(target: Any) -> bool:
     r"""Whether the documentation says that a module in half precision is right.
 
     >>> def attend(x): "Works in float32 and bfloat16."
-    >>> works_in_half(attend)
-    True
+    >>> def attend_to(x): "It may be cast by `.to(torch.bfloat16)`."
+    >>> works_in_half(attend), works_in_half(attend_to)
+    (True, True)
     """
     half = r"(b?float16|[fb]+f?p?16|half(.precision)?)\b"
     return says(
-        target, rf"\b(works|supports?|safe|exact|right|correct)\b[^.:;]*\b{half}"
+        target,
+        rf"\b(works|supports?|safe|exact|right|correct)\b[^.:;]*\b{half}"
+        rf"|\bcast (by|to|with)\b.{{0,20}}\b{half}",
     )
 
 
@@ -776,8 +779,11 @@ def place_of_dropout(target: Any) -> str:
     >>> attend.__doc__ = "The weights are those that were multiplied with the memory."
     >>> place_of_dropout(attend)
     'after'
+    >>> attend.__doc__ = "The context is `weights @ values`, in training, too."
+    >>> place_of_dropout(attend)
+    'after'
     """
-    text = in_one_line(docstrings(target))
+    text = in_one_line([*docstrings(target), named_result(target)])
     used = r"used to compute the weighted (average|sum)|multipl(y|ied) the values"
     used += r"|(were|are) applied to (the )?values"
     mixed = r"(mixed|multiplied|weighted|averaged|summed|combined)"
@@ -788,7 +794,8 @@ def place_of_dropout(target: Any) -> str:
     used += rf"|(with|by) which (the )?\w+( of \w+ \w+)? were {mixed}"
     used += r"|that (mixed|weighed|multiplied|averaged|combined) the \w+"
     given = r"(?i:weights|maps?|att(entio)?n|coefficients|probabilities|probs)"
-    if re.search(rf"\b{given}\b[^.]*\b({used})", text):
+    product = r"\b(weights|attn\w*|probs) @ v\w*`*[^.]*\btraining\b"
+    if re.search(rf"\b{given}\b[^.]*\b({used})|{product}", text):
         return "after"
     found = re.findall(
         r"(?:weight|attention|prob)[^.]*?\b(after|before) dropout\b", text

@@ -348,6 +348,8 @@ def assert_dropout_is_fair(script: Script, place: str) -> str:
                 again = script.call(many)
                 message = "two calls in training share one dropout mask"
                 script.assert_true(f"not torch.equal({output}, {again})", message)
+                if is_of_heads(script, place):
+                    assert_items_are_scaled_alone(script, y, again)
                 assert_keys_drop_apart(script, each, y, place)
                 assert_less_drops_less(script, many, y, place)
                 if keeps_mean(script, place):
@@ -404,6 +406,18 @@ def assert_heads_are_scaled(
         owner = f"`{place}`" if place else "it"
         message = f"{owner} drops heads, and those that remain are not scaled"
         script.assert_true(f"not {unscaled}", message)
+        apply_dropout(script, 0.5, place)  # as before
+
+
+def assert_items_are_scaled_alone(script: Script, y: str, again: str) -> None:
+    """What remains of heads is scaled by those of its own item, and not of the batch.
+
+    With $h$ heads, equal items have $2^h$ outcomes then, in all calls together.
+    """
+    last = f"{again}.movedim({copies_first(script)}, [0, 1])[:, -1]"
+    both = f"torch.cat([{y}[:, -1], {last}])"
+    message = "what remains of an item depends on the heads that others lose"
+    script.assert_true(f"count_outcomes({both}) <= 2**{script.sizes.heads}", message)
 
 
 def assert_as_many_directions(script: Script, y: str) -> None:
@@ -897,7 +911,7 @@ def differs_for_unequal_tokens(
 
 
 # Names of a dropout of whole heads.
-HEADS_PATTERN = re.compile(r"head_?drop|drop_?head")
+HEADS_PATTERN = re.compile(r"head_?drop|drop_?head|^(p_heads?|heads?_p)$")
 
 
 def is_of_heads(script: Script, place: str) -> bool:

@@ -255,3 +255,52 @@ def is_scale_free(script: Script, layer: str, context: str) -> bool:
     for weight in parameters:
         weight.data /= 2
     return torch.allclose(usual, scaled, rtol=0.01, atol=0.01)
+
+
+# Heads of queries, and of the keys that they share.
+QUERY_HEADS, KEY_HEADS = 6, 2
+
+
+@law()
+def shared_heads(script: Script) -> None:
+    r"""Query heads share those of keys and values in the same way at all lengths.
+
+    $$y(q, k, v) = y(q, \operatorname{repeat}(k), \operatorname{repeat}(v))$$
+
+    A function may take fewer heads of keys than of queries. Each is that of successive
+    heads of queries, as if it were repeated, or that of every second or third. A path
+    for one query that views the heads of a group along the wrong axis exchanges them.
+    """
+    adapter = script.adapter
+    is_of_heads = len(adapter.inputs) == 3 and "h" in adapter.layout
+    skip_unless(is_of_heads and not adapter.is_module, "takes no heads of its own")
+    script.sizes = replace(script.sizes, heads=QUERY_HEADS)
+    axis, group = adapter.layout.index("h"), QUERY_HEADS // KEY_HEADS
+    counts = (group, *[1] * (len(adapter.layout) - axis - 1))
+    ways = (f".repeat_interleave({group}, {axis})", f".tile({counts})")
+    with script.using(q_len=5, k_len=5):
+        found = [way for way in ways if shares_heads(script, way)]
+    skip_unless(found, "takes as many heads of keys as of queries")
+    for q_len in (script.sizes.q_len, 1):
+        with script.using(q_len=q_len):
+            shares_heads(script, found[0], insist=True)
+
+
+def shares_heads(script: Script, way: str, insist: bool = False) -> bool:
+    """Whether fewer heads of keys give what they give if they are repeated in a way.
+
+    With `insist`, they must.
+    """
+    script.restart()
+    args = script.make_arguments()
+    first = script.adapter.index(h=slice(KEY_HEADS))
+    few = [script.assign(name, name + first) for name in args.inputs[1:]]
+    many = [script.assign(name, name + way) for name in few]
+    with script.attempt():
+        y = script.call(replace(args, inputs=(args.inputs[0], *few)))
+        repeated = script.call(replace(args, inputs=(args.inputs[0], *many)))
+        if insist:
+            message = "{place} differs if the heads of keys are repeated"
+            script.assert_close(y, repeated, message)
+        return bool(script.evaluate(f"torch.allclose({y}, {repeated}, atol=1e-4)"))
+    return False

@@ -1129,7 +1129,7 @@ def infer_module_behavior(probe: CallProbe) -> None:
     call = probe.try_call()
     assert call is not None
     module = call[0].evaluate("attention")
-    projections = structure.find_projections(module, options.projections)
+    projections = projections_of_call(*call, options.projections)
     over_features = attends_over_features(*call) and not attends_over_heads(*call)
     if over_features or attends_by_factors(*call):
         projections = {}
@@ -1173,6 +1173,29 @@ def infer_module_behavior(probe: CallProbe) -> None:
     probe.update(projections=projections, softcap=softcap, designs=designs)
     if not options.projections:
         infer_formula(probe)
+
+
+def projections_of_call(
+    script: Script, args: CallArguments, given: Mapping[str, str]
+) -> dict[str, str]:
+    """The projections, with their heads behind the tokens.
+
+    A layer of their own may return `[batch, heads, length, d_k]`.
+    """
+    module = script.evaluate("attention")
+    found = structure.find_projections(module, given)
+    for role, text in {} if given else dict(found).items():
+        path = text.removeprefix("attention64.").removesuffix("({})")
+        part = dict(module.named_modules()).get(path)
+        is_of_inputs = role in ("query", "key", "value")
+        if not is_of_inputs or part is None or not structure.is_of_user(type(part)):
+            continue
+        with suppress(Exception):  # it may take something else
+            projected = script.evaluate(f"attention.{path}({args.inputs[0]})")
+            length = script.batch_and_length(args.inputs[0])[1]
+            if projected.dim() == 4 and projected.shape[-2] == length:
+                found[role] = f"{text}.transpose(1, 2)"
+    return found
 
 
 def designs_of_module(probe: CallProbe, module: nn.Module) -> dict[str, str]:

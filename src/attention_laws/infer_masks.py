@@ -156,7 +156,7 @@ def as_documented(probe: CallProbe, masks: list[MaskArgument]) -> list[MaskArgum
     added = [
         mask
         for mask in filter(polarity, masks)
-        if documented.says_of(target, mask.name, r"\badd(ed|itive)\b")
+        if documented.says_of(target, mask.name, r"\b(?i:add(ed|itive))\b")
     ]
     if added and not are_added:
         return added  # its numbers are documented, whatever else is accepted
@@ -622,6 +622,8 @@ def mask_leakage(
         items = slice(last_item, None)
     hidden_key = slice(key, key + 1)
     hide = (slice(None), slice(first, key + 1), items)
+    if probe.try_call(mask=mask, hide=hide, mode=mode, reuse=True) is None:
+        return None  # most masks are refused at once
     call = probe.try_call(mask=mask, hide=hide, mode=mode)
     if call is None:
         return None

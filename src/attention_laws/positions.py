@@ -769,6 +769,8 @@ def relative_table(script: Script) -> None:
     is_chunked = "chunk" in adapter.designs.get("window", "").lower()
     skip_unless(not is_chunked, "not all distances occur in its chunks")
     script.restart()
+    is_of_pixels = structure.patch_size(script.evaluate("attention")) <= 1
+    skip_unless(is_of_pixels, "its tokens are patches of several pixels")
     tables = structure.table_sizes(script.evaluate("attention"))
     tables = {name: rows for name, rows in tables.items() if 2 < rows < 2 * FAR}
     skip_unless(tables, "has no table with a name such as `relative_bias`")

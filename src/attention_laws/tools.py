@@ -19,6 +19,7 @@ import copy
 import re
 from collections.abc import Callable
 from dataclasses import is_dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -38,6 +39,11 @@ def seeded_randn(seed: int, *shape: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
+# Numbers for weights of fewer entries are kept: a check builds thousands of modules.
+SMALL_WEIGHT = 4096
+kept_randn = lru_cache(maxsize=256)(seeded_randn)
+
+
 def randomize_parameters(module: nn.Module) -> None:
     r"""Randomize weights so that rows of attention differ, and biases away from zero.
 
@@ -55,15 +61,16 @@ def randomize_parameters(module: nn.Module) -> None:
     }
     with torch.no_grad():
         for n, weight in enumerate(p for p in module.parameters() if p.requires_grad):
-            noise = seeded_randn(1000 + n, *weight.shape).to(weight)
+            make_noise = kept_randn if weight.numel() < SMALL_WEIGHT else seeded_randn
+            noise = make_noise(1000 + n, *weight.shape).to(weight)
             if weight.dim() > 1 and not (weight == 1).all():
                 is_convolution = id(weight) in convolutions
                 fan_in = weight[0].numel() if is_convolution else weight.shape[-1]
-                weight.copy_(noise.mul_(1.5).div_(fan_in**0.5))
+                weight.copy_(noise).mul_(1.5 / fan_in**0.5)
             else:
                 # Added, not copied: the weight of a normalization layer stays near 1.
                 # What `torch.empty` left uninitialized, for a model to fill, is 0.
-                weight.copy_(weight.where(weight.abs() < 1e4, 0.0) + 0.3 * noise)
+                weight.masked_fill_(~(weight.abs() < 1e4), 0.0).add_(noise, alpha=0.3)
 
 
 def scale_parameters(module: nn.Module, factor: float) -> None:

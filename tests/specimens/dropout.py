@@ -1366,8 +1366,56 @@ class ScalesByHeadsLeft(Correct):
         return context * keep * (self.heads / left)
 
 
+class HeadsFirst(nn.Module):
+    """A projection that returns its heads in front of the tokens."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.linear = nn.Linear(d_model, d_model)
+
+    def forward(self, x: Tensor) -> Tensor:
+        projected: Tensor = self.linear(x)
+        return projected.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+
+
+class ScalesHeadsOfItem(Correct):
+    """Heads of an item are dropped; the rest is scaled by heads / heads left of it."""
+
+    def __init__(self, d_model: int, heads: int, p_head: float = 0.2) -> None:
+        super().__init__(d_model, heads, 0.0)
+        self.query, self.key, self.value = (
+            HeadsFirst(d_model, heads) for _ in range(3)
+        )
+        self.p_head = p_head
+
+    def split(self, x: Tensor) -> Tensor:
+        return x
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        return super().forward(x, x, x)
+
+    def read(self, weights: Tensor, v: Tensor) -> Tensor:
+        context = weights @ v
+        if not (self.training and self.p_head):
+            return context
+        drawn = torch.rand(*context.shape[:2], 1, 1, device=context.device)
+        return context * self.scaled((drawn >= self.p_head).to(context))
+
+    def scaled(self, keep: Tensor) -> Tensor:
+        return keep * self.heads / keep.sum(dim=1, keepdim=True).clamp(min=1)
+
+
+class ScalesHeadsOfBatch(ScalesHeadsOfItem):
+    """Heads of an item are dropped; the rest is scaled by heads / heads left of it."""
+
+    def scaled(self, keep: Tensor) -> Tensor:
+        return keep * keep.numel() / keep.sum().clamp(min=1)
+
+
 VIOLATING: Violations = {
     "dropout": [
+        (ScalesHeadsOfBatch, {}),
         (ForgetsItsRate, {}),
         (DropsByHandUnscaled, {}),
         (HeadsOfConfigUnscaled, {}),
@@ -1418,6 +1466,8 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("formula", ScalesHeadsOfItem),
+    ("dropout", ScalesHeadsOfItem),
     ("dropout", FixedDropoutOfInputs),
     ("dropout", DropsInFrontOfNorm),
     ("dropout", DropsByHand),

@@ -441,7 +441,36 @@ class NormsChannels(Correct):
         return x + y.mT.unflatten(2, x.shape[2:])
 
 
+def share_in_groups(
+    q: Tensor, k: Tensor, v: Tensor, scale: float | None = None
+) -> Tensor:
+    """q: [batch, q_len, heads, d]; k and v: [batch, k_len, kv_heads, d], in groups."""
+    group = q.shape[2] // k.shape[2]
+    k, v = (x.repeat_interleave(group, dim=2) for x in (k, v))
+    scores = torch.einsum("bqhd,bkhd->bhqk", q, k) * (scale or q.shape[-1] ** -0.5)
+    return torch.einsum("bhqk,bkhd->bqhd", scores.softmax(-1), v)
+
+
+def share_in_turn(
+    q: Tensor, k: Tensor, v: Tensor, scale: float | None = None
+) -> Tensor:
+    """q: [batch, q_len, heads, d]; k and v: [batch, k_len, kv_heads, d], in turn."""
+    k, v = (x.repeat(1, 1, q.shape[2] // k.shape[2], 1) for x in (k, v))
+    return share_in_groups(q, k, v, scale)
+
+
+def share_in_turn_for_one(
+    q: Tensor, k: Tensor, v: Tensor, scale: float | None = None
+) -> Tensor:
+    """q: [batch, q_len, heads, d]; k and v: [batch, k_len, kv_heads, d], in groups."""
+    share = share_in_turn if q.shape[1] == 1 else share_in_groups
+    return share(q, k, v, scale)
+
+
 VIOLATING: Violations = {
+    "shared_heads": [
+        (share_in_turn_for_one, {}),
+    ],
     "own_context": [
         (AddsUpEarlierHeads, {}),
     ],
@@ -471,6 +500,8 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("shared_heads", share_in_turn),
+    ("shared_heads", share_in_groups),
     ("head_independence", CosinesBehindNorm),
     ("head_independence", CosinesOfHeads),
     ("query_permutation", OverChannels),

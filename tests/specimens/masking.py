@@ -1972,6 +1972,62 @@ class DividesByLeastNumber(Correct):
         return shares / shares.sum(dim=-1, keepdim=True).clamp(min=1e-45)
 
 
+class AddsDocumentedMask(nn.Module):
+    """Self-attention with a bias of distances, and scores that are not scaled.
+
+    ``mask`` is ADDITIVE, broadcastable to [batch, heads, length, length] (0 = visible,
+    -inf = hidden).
+    """
+
+    def __init__(self, d_model: int, d_kv: int, num_heads: int) -> None:
+        super().__init__()
+        self.heads = num_heads
+        width = num_heads * d_kv
+        self.q, self.k, self.v = (
+            nn.Linear(d_model, width, bias=False) for _ in range(3)
+        )
+        self.o = nn.Linear(width, d_model, bias=False)
+        self.relative_attention_bias = nn.Embedding(31, num_heads)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        q, k, v = (
+            layer(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for layer in (self.q, self.k, self.v)
+        )
+        places = torch.arange(x.shape[1], device=x.device)
+        distances = (places - places[:, None]).clamp(-15, 15) + 15
+        scores = q @ k.mT + self.relative_attention_bias(distances).movedim(-1, 0)
+        if mask is not None:
+            scores = scores + mask
+        joined: Tensor = self.o((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+        return joined
+
+
+class PadsWholeBlocks(Correct):
+    """Self-attention in blocks of `window` tokens, to each and to the one before.
+
+    padding: [B, L] bool, True = padding
+    """
+
+    def __init__(self, d_model: int, heads: int, window: int = 64) -> None:
+        super().__init__(d_model, heads, 0.0)
+        self.window = window
+
+    def forward(self, x: Tensor, padding: Tensor | None = None) -> Any:  # type: ignore[override]
+        length, size = x.shape[1], self.window
+        if padding is None:
+            padding = torch.zeros(x.shape[:2], dtype=torch.bool, device=x.device)
+        block = torch.arange(length, device=x.device) // size
+        near = (block[:, None] - block).abs() <= 1
+        if length <= size:
+            return super().forward(x, x, x, near & ~padding[:, None])
+        rest = -length % size
+        padded = nn.functional.pad(padding, (0, rest), value=True)
+        blocks = padded.reshape(len(x), 1, -1, size)
+        seen = ~blocks.reshape(len(x), 1, -1)[..., :length]
+        return super().forward(x, x, x, near & seen)
+
+
 VIOLATING: Violations = {
     "allowed_keys_attended": [
         (IgnoresSameShape, {}),
@@ -2081,6 +2137,8 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("padding", PadsWholeBlocks),
+    ("padding", AddsDocumentedMask),
     ("causality", TrimsCacheLast),
     ("causality", SinkOfVisibleScores),
     ("causality", CapsInFrontOfMask),
