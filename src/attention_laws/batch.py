@@ -99,6 +99,7 @@ def batch_independence(script: Script) -> None:
         # What is of an image may be repeated for each of its rows.
         with script.using(replace(adapter, image_height=2), q_len=6, k_len=6):
             assert_items_have_own_tensors(script)
+            assert_rows_are_of_item(script)
     # If the sizes are equal, a tensor of other axes would be accepted.
     has_axes = len({*script.adapter.input_shape(script.sizes, 0)}) > 2
     for argument in names.optional_tensors(script.adapter) if has_axes else ():
@@ -110,6 +111,23 @@ def batch_independence(script: Script) -> None:
         with script.attempt():  # it may be of another shape
             given = script.random_tensor(argument, *shape)
             assert_items_have_own(script, argument, given, adapter.layout.index("b"))
+
+
+def assert_rows_are_of_item(script: Script) -> None:
+    """An item whose last row is hidden gives the same output in a batch of one.
+
+    Such is an alignment of fewer sequences, of which others have no influence on it.
+    """
+    length, (_rows, columns) = (
+        script.sizes.k_len,
+        script.adapter.grid(script.sizes.k_len),
+    )
+    allowed = script.all_allowed()
+    allowed[:, length - columns :, 0] = False
+    for mask in script.masks_for(allowed):
+        script.restart()
+        with script.attempt():
+            assert_items_equal_alone(script, allowed, mask)
 
 
 def assert_items_have_own_numbers(

@@ -9,6 +9,7 @@ the cache is passed.
 """
 
 import inspect
+from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor, nn
@@ -163,3 +164,25 @@ def reorder_methods(owner: Any) -> list[str]:
             if is_one and names.ORDER_PATTERN.fullmatch(arguments[0]):
                 found.append(name)
     return found
+
+
+def owned_tensors(value: Any) -> list[Tensor]:
+    r"""The tensors in a value, and in the attributes of its objects.
+
+    >>> from types import SimpleNamespace
+    >>> owned_tensors([SimpleNamespace(keys=Tensor([0, 0])), None])
+    [tensor([0., 0.])]
+    """
+    seen: set[int] = set()
+
+    def tensors(part: Any) -> Iterator[Tensor]:
+        if isinstance(part, Tensor):
+            yield part
+        elif id(part) not in seen:
+            seen.add(id(part))
+            parts = part if isinstance(part, list | tuple) else ()
+            owned = part if isinstance(part, dict) else getattr(part, "__dict__", {})
+            for other in (*parts, *owned.values()):
+                yield from tensors(other)
+
+    return [*tensors(value)]

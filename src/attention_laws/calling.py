@@ -37,6 +37,7 @@ from attention_laws.adapter import (
 )
 from attention_laws.embedded import PADDING, embedding_widths, takes_ids
 from attention_laws.law import ScriptError
+from attention_laws.patches import takes_patches
 from attention_laws.recorders import WeightsRecorder
 from attention_laws.script import CallArguments, Script, find_output
 from attention_laws.source import source_of
@@ -464,6 +465,8 @@ def groups_of_layouts(probe: CallProbe) -> list[list[str]]:
     groups = [["bld", "lbd"], ["bhld", "blhd"], ["ld"], *IMAGE_GROUPS, ["bdl"]]
     if takes_ids(adapter.target):  # whose vectors are the last axis, and have no heads
         groups = [["bld", "lbd"], ["ld"], ["image_channels_last"]]
+    elif takes_patches(adapter.target):
+        return [["image"]]
     if not adapter.is_module:
         with_heads = ["bhld", "blhd", "lbhd", "bhdl"]
         groups = [with_heads, groups[0], ["hld", "lhd"], *groups[2:]]

@@ -73,7 +73,11 @@ from attention_laws.calling import (
 )
 from attention_laws.embedded import takes_ids
 from attention_laws.infer import infer_adapter
-from attention_laws.infer_cache import infer_cache, infer_context_cache
+from attention_laws.infer_cache import (
+    caches_apart,
+    infer_cache,
+    infer_context_cache,
+)
 from attention_laws.infer_masks import infer_masks
 from attention_laws.law import (
     Excused,
@@ -93,6 +97,7 @@ from attention_laws.one_query import (
     takes_steps,
 )
 from attention_laws.pages import over_pages, takes_pages
+from attention_laws.patches import takes_patches
 from attention_laws.prepared import (
     prepare_method,
     takers_of_memory,
@@ -1058,6 +1063,7 @@ def check(
             else:
                 insist, each_of = law.name in only, [*adapters]
                 if law is decoding.incremental_decoding:
+                    each_of[:1] = caches_apart(adapters[0])
                     each_of += with_context_cache(*given, adapter)
                 elif law.name in LAWS_OF_WEIGHTS and not adapter.weights_source:
                     returning = with_weights(*given) if returning is None else returning
@@ -1079,7 +1085,8 @@ def model_around(
     """
     if any(r.law is algebra.formula and r.status != "not applicable" for r in results):
         return None
-    if takes_ids(adapter.target) or not isinstance(adapter.target, type):
+    is_wrapped = takes_ids(adapter.target) or takes_patches(adapter.target)
+    if is_wrapped or not isinstance(adapter.target, type):
         return None  # its attentions are checked as those of a model
     of_run = {n: getattr(options, n) for n in ("init_args", "dtype", "device", "seed")}
     if options != Options(**of_run) or not is_model_around(adapter, options):

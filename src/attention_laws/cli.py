@@ -28,9 +28,10 @@ $ headnotes check my_model.py:build_model --inside
 So does the command without it, where a model takes token ids or images, which it embeds
 before they are attended to, and where no way was found to call a model itself. Each
 report says so then. A small model that takes token ids is checked as a whole, too, with
-[vectors in their place](embedded.md). Where a class is called, such as a block with
-norms around its attention, and the formula cannot be tested from outside, the attention
-within it is checked, too, unless an option says more than how to build the class.
+[vectors in their place](embedded.md), and so is a class of models that cut images into
+[patches](patches.md). Where a class is called, such as a block with norms around its
+attention, and the formula cannot be tested from outside, the attention within it is
+checked, too, unless an option says more than how to build the class.
 
 Options may be written into `pyproject.toml`, under the names that `check` has for them.
 `headnotes check` then checks all targets that are listed there; flags take precedence.
@@ -91,6 +92,7 @@ from attention_laws.embedded import (
 )
 from attention_laws.law import did_you_mean, first_line
 from attention_laws.names import import_of
+from attention_laws.patches import of_patches
 
 # The options of `check` that a table of `pyproject.toml` may set.
 SETTINGS = {f.name for f in fields(Options)} | {"only", "skip", "thorough", "inside"}
@@ -359,10 +361,8 @@ def check_parts(
                 check_within(outcome, name, *report.model, options)
         except ModelError as model:
             within = [*parts_of_model(name, model.imports, model.model, model.source)]
-            is_checked = (
-                (model.takes_ids or embedding_widths(model.model))
-                and not outcome.inside
-                and check_with_vectors(outcome, name, attention, model, options)
+            is_checked = not outcome.inside and check_with_vectors(
+                outcome, name, attention, model, options
             )
             if outcome.inside or not within:
                 if not is_checked:
@@ -417,9 +417,18 @@ def check_with_vectors(
     error: ModelError,
     options: dict[str, Any],
 ) -> bool:
-    """Check a model of token ids as one of vectors; return whether it can be called."""
+    """Check a model of token ids, or of images, as one of vectors, if it can be called.
+
+    Return whether it can.
+    """
     wrapped: Any
-    if isinstance(model, type):
+    inputs = "token ids"
+    if structure.patch_embedding(error.model) is not None and isinstance(model, type):
+        wrapped, source, given = of_patches(model), f"of_patches({name})", options
+        inputs = "patches of images"
+    elif not (error.takes_ids or embedding_widths(error.model)):
+        return False
+    elif isinstance(model, type):
         wrapped, source, given = of_vectors(model), f"of_vectors({name})", options
     elif is_large(error.model):
         return False
@@ -427,12 +436,13 @@ def check_with_vectors(
         wrapped, source = with_vectors(error.model), f"with_vectors({error.source})"
         given = {n: value for n, value in options.items() if n != "init_args"}
     tool = source.partition("(")[0]
-    line = f"from attention_laws.embedded import {tool}\n\n{name} = {source}\n"
+    module = "patches" if tool == "of_patches" else "embedded"
+    line = f"from attention_laws.{module} import {tool}\n\n{name} = {source}\n"
     try:
         report = check(wrapped, name=name, imports=error.imports + line, **given)
     except CallError:
         return False
-    fact = Fact("token ids", "vectors are given in their place", "inferred")
+    fact = Fact(inputs, "vectors are given in their place", "inferred")
     outcome.reports.append(replace(report, facts=(*report.facts, fact)))
     return True
 

@@ -13,7 +13,7 @@ import dataclasses
 import inspect
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
@@ -134,7 +134,9 @@ def config_sizes(config: type, read: list[str]) -> dict[str, str]:
     >>> config_sizes(config, ["channels", "num_heads"])
     {'channels': '{d_model}', 'num_heads': '{heads}', 'context_dim': '{d_model}'}
     """
-    accepted = inspect.signature(config).parameters
+    accepted: Mapping[str, inspect.Parameter] = {}
+    with suppress(ValueError):  # of a class that is no config, such as of tensors
+        accepted = inspect.signature(config).parameters
     is_of_transformers = hasattr(config, "attribute_map")
     sizes = {
         n: value_of(n)

@@ -27,6 +27,7 @@ from attention_laws.cached_calls import (
     call_with_cache,
     empty_cache,
     flip_cache,
+    owned_tensors,
     reorder_methods,
     restart_with_cache,
     takes_in_steps,
@@ -318,28 +319,6 @@ def is_quantized(script: Script) -> bool:
         return False  # the law shows why
     owners = [*map(script.evaluate, (cache, "attention"))]
     return any(tensor.dtype == torch.int8 for tensor in owned_tensors(owners))
-
-
-def owned_tensors(value: Any) -> list[Tensor]:
-    r"""The tensors in a value, and in the attributes of its objects.
-
-    >>> from types import SimpleNamespace
-    >>> owned_tensors([SimpleNamespace(keys=torch.zeros(2)), None])
-    [tensor([0., 0.])]
-    """
-    seen: set[int] = set()
-
-    def tensors(part: Any) -> Iterator[Tensor]:
-        if isinstance(part, Tensor):
-            yield part
-        elif id(part) not in seen:
-            seen.add(id(part))
-            parts = part if isinstance(part, list | tuple) else ()
-            owned = part if isinstance(part, dict) else getattr(part, "__dict__", {})
-            for other in (*parts, *owned.values()):
-                yield from tensors(other)
-
-    return [*tensors(value)]
 
 
 def may_mix_tokens(script: Script) -> bool:

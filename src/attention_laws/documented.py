@@ -62,7 +62,7 @@ LETTERS_PATTERN = re.compile(
     r"((?:[a-zA-Z]\w? )+[a-zA-Z]\w?|[bB])(?=$|[,.;]| \()",
     re.MULTILINE,
 )
-BATCH_PATTERN = re.compile("b(s|sz|atch(_?size)?)?$", re.IGNORECASE)
+BATCH_PATTERN = re.compile("(b(s|sz|atch(_?size)?)?|((n|num)_?)?envs?)$", re.IGNORECASE)
 TIME_AXIS_PATTERN = re.compile(r"t|time(steps?)?|seq(uence)?_?len(gth)?", re.IGNORECASE)
 HEADS_PATTERN = re.compile("^h(_?[qkv]+)?$|heads$|n_?head$", re.IGNORECASE)
 CHANNELS_PATTERN = re.compile(
@@ -356,7 +356,7 @@ def works_in_half(target: Any) -> bool:
     return says(
         target,
         rf"\b(works|supports?|safe|exact|right|correct)\b[^.:;]*\b{half}"
-        rf"|\bcast (by|to|with)\b.{{0,20}}\b{half}",
+        rf"|(?i:\b(may|can) be) (cast|moved|converted)\b.{{0,20}}\b{half}",
     )
 
 
@@ -512,7 +512,12 @@ def is_left_out_later(target: Any, argument: str) -> bool:
     ...     "Once `state` is filled, `lengths` are not needed."
     >>> is_left_out_later(attend, "lengths"), is_left_out_later(attend, "memory")
     (True, False)
+    >>> attend.__doc__ = "memory: left out once it is known lengths: given in each call"
+    >>> is_left_out_later(attend, "lengths")
+    False
     """
+    if re.search(r"\b(each|every) (call|step)\b", entry(target, argument)):
+        return False
     when = r"\b(later|subsequent|following|after|once)\b"
     how = r"\bNone\b|\b(not|no longer) needed|left out|omitted|ignored"
     named = [each for each in sentences(target) if re.search(rf"\b{argument}\b", each)]
@@ -651,14 +656,17 @@ def has_norm_in_front(target: Any) -> bool:
     >>> def attend(x): "x = x + attn(ln_1(x))"
     >>> def attend_first(x): "x = norm(x + attn(x))"
     >>> def attend_alone(x): "Pre-norm attention, without the residual."
-    >>> [has_norm_in_front(each) for each in (attend, attend_first, attend_alone)]
-    [True, False, False]
+    >>> def attend_if(x): "norm_first: pre-norm if True, else post-norm."
+    >>> attentions = attend, attend_first, attend_alone, attend_if
+    >>> [has_norm_in_front(each) for each in attentions]
+    [True, False, False, False]
     """
     norm = r"\bpre-?(layer)?norm|\bx \+ [\w.]*\([\w.]*(norm|ln)\w*\(x\)"
     is_alone = says(
         target, r"\b(without|no) (the |a )?(residual|skip)|residual[^.]*caller"
     )
-    return says(target, norm) and not is_alone
+    is_option = says(target, r"\bpre-?(layer)?norm\w* (if|when)\b")
+    return says(target, norm) and not is_alone and not is_option
 
 
 def keeps_positions_from_values(target: Any) -> bool:
@@ -779,6 +787,9 @@ def place_of_dropout(target: Any) -> str:
     >>> attend.__doc__ = "The weights are those that were multiplied with the memory."
     >>> place_of_dropout(attend)
     'after'
+    >>> attend.__doc__ = "The weights by which the sum of the values was computed."
+    >>> place_of_dropout(attend)
+    'after'
     >>> attend.__doc__ = "The context is `weights @ values`, in training, too."
     >>> place_of_dropout(attend)
     'after'
@@ -792,6 +803,7 @@ def place_of_dropout(target: Any) -> str:
     used += r"|by which the values (are|were) (multiplied|weighted)"
     used += r"|dropout (and[\w ]* )?included|actually (used|applied)"
     used += rf"|(with|by) which (the )?\w+( of \w+ \w+)? were {mixed}"
+    used += r"|(with|by) which (the )?(weighted )?(average|mean|sum) (of|was)\b"
     used += r"|that (mixed|weighed|multiplied|averaged|combined) the \w+"
     given = r"(?i:weights|maps?|att(entio)?n|coefficients|probabilities|probs)"
     product = r"\b(weights|attn\w*|probs) @ v\w*`*[^.]*\btraining\b"
@@ -974,8 +986,9 @@ def hides_where_true(target: Any, mask: str) -> bool | None:
     >>> hides_where_true(attend_to, "mask"), hides_where_true(attend_by, "mask")
     (False, False)
     >>> def attend_along(x, adj): "adj[i, j] != 0 lets node i attend to node j."
-    >>> hides_where_true(attend_along, "adj")
-    False
+    >>> def attend_in(x, adj): "adj: 1/0 with 0 = padding"
+    >>> hides_where_true(attend_along, "adj"), hides_where_true(attend_in, "adj")
+    (False, False)
     """
     said = set()
     names = "|".join(map(re.escape, parameters_by_name(target)))
@@ -989,6 +1002,8 @@ def hides_where_true(target: Any, mask: str) -> bool | None:
             value = VALUE_PATTERN.search(clause)
             meaning = value and MEANING_PATTERN.search(clause, value.end())
             if value and meaning:
+                # "1/0 with 0 = padding": the last one before it is meant.
+                *_, value = VALUE_PATTERN.finditer(clause, 0, meaning.start(2))
                 is_true = value[0].lower() not in ("false", "0", "zero", "zeros")
                 is_hidden = bool(
                     re.fullmatch(HIDDEN_PATTERN, meaning[2], re.IGNORECASE)

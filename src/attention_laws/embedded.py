@@ -111,13 +111,22 @@ def of_vectors(kind: type[nn.Module]) -> type[nn.Module]:
         is_rest = bool(parameters) and parameters[-1].kind is mask.VAR_KEYWORD
         parameters.insert(len(parameters) - is_rest, mask)
         OfVectors.adds_padding = True
-    OfVectors.forward.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    # Laws look for names in the code of the model, and there only.
-    OfVectors.forward.__module__ = OfVectors.__module__ = kind.__module__
-    OfVectors.__name__ = OfVectors.__qualname__ = kind.__name__
-    OfVectors.__doc__ = kind.__doc__
-    OfVectors.forward.__doc__ = kind.forward.__doc__
+    present_as(OfVectors, kind, parameters)
     return OfVectors
+
+
+def present_as(
+    wrapper: Any, kind: type[nn.Module], parameters: list[inspect.Parameter]
+) -> None:
+    """Give a subclass the name, the documentation and the module of its model.
+
+    Laws look for names in the code of the model, and there only.
+    """
+    wrapper.forward.__signature__ = inspect.Signature(parameters)
+    wrapper.forward.__module__ = wrapper.__module__ = kind.__module__
+    wrapper.__name__ = wrapper.__qualname__ = kind.__name__
+    wrapper.__doc__ = inspect.getdoc(kind)  # which may be that of a base
+    wrapper.forward.__doc__ = inspect.getdoc(kind.forward)
 
 
 def compared_id(source: str, inputs: Iterable[str]) -> str:
@@ -136,12 +145,18 @@ def compared_id(source: str, inputs: Iterable[str]) -> str:
     return compared[6] if compared else ""
 
 
+def source_with_bases(kind: Any) -> str:
+    """The source text of a class, and of those from which it inherits."""
+    bases = kind.__mro__ if isinstance(kind, type) else [kind]
+    return "\n".join(source_of(each) for each in bases if structure.is_of_user(each))
+
+
 @lru_cache(maxsize=64)  # each lookup of an embedding asks for it
 def compared_id_of(kind: Any) -> str:
     """The id with which a model of this class compares a required argument."""
     required = names.required_by_name(names.parameters_of(kind))
     inputs = [name for name, is_required in required.items() if is_required]
-    return compared_id(source_of(kind), inputs or ["ids"])
+    return compared_id(source_with_bases(kind), inputs or ["ids"])
 
 
 def id_of_padding(model: nn.Module, table: Any) -> int | None:
@@ -160,7 +175,7 @@ def has_padding_id(kind: Any) -> bool:
     constants = (each for code in structure.codes_of(kind) for each in code.co_consts)
     names_of_keywords = (each for each in constants if isinstance(each, tuple))
     is_in_parts = any("padding_idx" in each for each in names_of_keywords)
-    return is_in_parts or "padding_idx" in source_of(kind)
+    return is_in_parts or "padding_idx" in source_with_bases(kind)
 
 
 def with_vectors(model: nn.Module) -> nn.Module:
@@ -373,8 +388,12 @@ def seen_tables(
 # Sizes and inputs of whole models
 
 
-def small_sizes(parameters: Iterable[inspect.Parameter]) -> dict[str, str]:
+def small_sizes(
+    parameters: Iterable[inspect.Parameter], more: Mapping[str, int] | None = None
+) -> dict[str, str]:
     r"""Small numbers of tokens in a vocabulary, and of layers, of those that are large.
+
+    There may be `more` patterns of names, with a size for each.
 
     >>> def build(item_num, n_layer=12, vocab_size=50257, depth=1): ...
     >>> small_sizes(inspect.signature(build).parameters.values())
@@ -383,7 +402,7 @@ def small_sizes(parameters: Iterable[inspect.Parameter]) -> dict[str, str]:
     return {
         each.name: str(size)
         for each in parameters
-        for pattern, size in SMALL_MODEL.items()
+        for pattern, size in (SMALL_MODEL | dict(more or {})).items()
         if re.fullmatch(pattern, each.name)
         if each.default is each.empty
         or (type(each.default) is int and each.default >= size)

@@ -22,9 +22,11 @@ import torch
 from torch import Tensor
 
 from attention_laws import names
-from attention_laws.adapter import MaskArgument
-from attention_laws.embedded import FIRST_ID, takes_ids
-from attention_laws.law import NotApplicable, law, skip_unless
+from attention_laws.adapter import Adapter, MaskArgument
+from attention_laws.cached_calls import owned_tensors
+from attention_laws.calling import context_of_all_items
+from attention_laws.embedded import FIRST_ID, id_of_padding, takes_ids
+from attention_laws.law import LawViolation, NotApplicable, law, skip_unless
 from attention_laws.script import Script, parts_of
 
 METHOD_PATTERN = re.compile(
@@ -75,12 +77,26 @@ def generated_tokens(script: Script) -> None:
 
 def start_with_ids(script: Script) -> None:
     """Build a model of token ids; skip others."""
-    adapter = script.adapter
-    skip_unless(takes_ids(adapter.target), "takes no token ids")
+    skip_unless(takes_ids(script.adapter.target), "takes no token ids")
+    script.adapter = adapter = with_text(script.adapter)
     needs_more = bool(adapter.extra_args or adapter.position_args)
     skip_unless(not needs_more, "needs more than token ids")
     script.restart()
     script.call(script.make_arguments())  # which finds the embeddings of the ids
+
+
+def with_text(adapter: Adapter) -> Adapter:
+    """The adapter of a model that translates, also if its text is a constant else.
+
+    So it is where the tokens of the translation may be padding, whose mask is no mask
+    of the text.
+    """
+    given = [*adapter.extra_args.items()]
+    is_text = len(given) == 1 and given[0][1] == context_of_all_items(adapter)
+    if not (is_text and adapter.single_input):
+        return adapter
+    inputs = (*adapter.inputs, given[0][0])
+    return replace(adapter, inputs=inputs, by_keyword=True, extra_args={}, masks=())
 
 
 def greedy_calls(script: Script, method: str) -> Iterator[tuple[str, dict[str, str]]]:
@@ -246,6 +262,9 @@ NEXT_PATTERN = re.compile(
     r"(_?(one|step|tokens?|next|logits|incremental|with_cache|cached))*"
 )
 
+NEW_PAST_PATTERN = re.compile(
+    r"(new|init(ial)?|empty|make|create|start)_\w*(state|cache|past)\w*"
+)
 REORDER_PATTERN = re.compile("reorder|select_beams|permute_(batch|cache|state)")
 
 # Tokens that are decoded, in pieces of several lengths.
@@ -257,15 +276,16 @@ class Decoding:
     """The methods of a model that decode, and the arguments that they take.
 
     `begin` makes a state of a text, and `step` takes it behind the new tokens. What
-    `step` returns beside logits is the next state, or is given as `past`, which may be
-    a dict that it fills. The text is another one, which is translated, or the first
-    tokens. `step` may need it, too, and may take one token of each, `[batch_size]`.
+    `step` returns beside logits is the next state, or is given as `past`, unless that
+    is one that it fills, made by the source text `new_past`. The text is another one,
+    which is translated, or the first tokens. `step` may need it, too, and may take one
+    token of each, `[batch_size]`.
     """
 
     begin: str
     step: str
     past: str = ""
-    is_filled: bool = False
+    new_past: str = ""
     needs_text: bool = False
     takes_one: bool = False
 
@@ -292,6 +312,31 @@ def decoding_methods(script: Script) -> None:
             assert_pieces_give_logits(script, found, pieces, mask)
         for method in filter(REORDER_PATTERN.search, dir(script.adapter.target)):
             assert_pieces_give_logits(script, found, all_pieces[0], mask, method)
+            if decodes_padding(script, found, all_pieces[0], mask):
+                pieces = all_pieces[0]
+                assert_pieces_give_logits(script, found, pieces, mask, method, True)
+
+
+def decodes_padding(
+    script: Script, found: Decoding, pieces: list[int], mask: MaskArgument | None
+) -> bool:
+    """Whether the new tokens may have padding among them, which is kept with them."""
+    if padding_id(script) is None:
+        return False
+    try:
+        assert_pieces_give_logits(script, found, pieces, mask, is_padded=True)
+    except LawViolation:
+        return False
+    return True
+
+
+def padding_id(script: Script) -> int | None:
+    """The id of padding, if the model has one."""
+    tables = script.adapter.target.found_tables
+    if tables is None:
+        return None
+    model = script.evaluate("attention")
+    return id_of_padding(model, model.get_submodule(tables[1][0]))
 
 
 def translates(script: Script) -> bool:
@@ -311,11 +356,12 @@ def decodings(script: Script) -> Iterator[Decoding]:
         source = script.adapter.inputs[-1] if translates(script) else ""
         needs_text = source in {parameter.name for parameter in rest[1:]}
         for takes_one in (False, True):
-            found = Decoding(begin, step, past, False, needs_text, takes_one)
+            found = Decoding(begin, step, past, "", needs_text, takes_one)
             with script.rollback(), script.attempt():
                 if agrees_on_token(script, found):
-                    is_filled = bool(past) and fills_dict(script, found)
-                    yield replace(found, is_filled=is_filled)
+                    ways = new_pasts(script) if past else []
+                    made = (way for way in ways if fills_past(script, found, way))
+                    yield replace(found, new_past=next(made, ""))
 
 
 def agrees_on_token(script: Script, found: Decoding) -> bool:
@@ -331,13 +377,27 @@ def agrees_on_token(script: Script, found: Decoding) -> bool:
     return bool(seen and script.evaluate(claim))
 
 
-def fills_dict(script: Script, found: Decoding) -> bool:
-    """Whether the past is a dict of the caller, to which the method adds."""
-    found, text = replace(found, is_filled=True), text_of_ids(script, 1)
-    with script.attempt():
+def new_pasts(script: Script) -> list[str]:
+    """Source texts of an empty past: a dict, or what a method makes of nothing."""
+    target = script.adapter.target
+    methods = [
+        name
+        for name in filter(NEW_PAST_PATTERN.fullmatch, dir(target))
+        if not any(
+            parameter.default is parameter.empty
+            for parameter in names.parameters_of_method(target, name)
+        )
+    ]
+    return ["{}", *(f"attention.{name}()" for name in methods)]
+
+
+def fills_past(script: Script, found: Decoding, new_past: str) -> bool:
+    """Whether a past of the caller, which is empty at first, is filled by a step."""
+    found, text = replace(found, new_past=new_past), text_of_ids(script, 1)
+    with script.rollback(), script.attempt():
         state, past = begin_text(script, found, text, {})
         decode(script, found, text, text, state, {}, past)
-        return bool(script.evaluate(past))
+        return bool(owned_tensors([script.evaluate(past)]))
     return False
 
 
@@ -353,7 +413,7 @@ def begin_text(
 ) -> tuple[str, str]:
     """Encode a text; return source texts of its state, and of the past."""
     mask = mask_of_method(script, found.begin, given)
-    past = script.assign("past", "{}") if found.is_filled else ""
+    past = script.assign("past", found.new_past) if found.new_past else ""
     state = script.assign("state", f"attention.{found.begin}({text}{mask})")
     logits, rest = logits_and_rest(script, state)
     return rest if logits and rest else state, past
@@ -379,7 +439,7 @@ def decode(
     if not logits:
         return "", ""
     logits += "[:, None]" * found.takes_one
-    return logits, past if found.is_filled else last
+    return logits, past if found.new_past else last
 
 
 def logits_and_rest(script: Script, name: str, axes: int = 3) -> tuple[str, str]:
@@ -396,11 +456,17 @@ def assert_pieces_give_logits(
     pieces: list[int],
     mask: MaskArgument | None,
     reorder: str = "",
+    is_padded: bool = False,
 ) -> None:
-    """Decode in pieces; with a method that reorders, items are flipped after one."""
+    """Decode in pieces; with a method that reorders, items are flipped after one.
+
+    The second token of the first item may be padding.
+    """
     script.restart()
     text, other = text_of_ids(script, 5), text_of_ids(script, 7)
     tokens = script.assign("tokens", text_of_ids(script, sum(pieces)))
+    if is_padded:
+        script.exec_line(f"{tokens}[0, 1] = {padding_id(script)}")
     given = {}
     if mask is not None:
         allowed = script.all_allowed(5, 5)
@@ -416,10 +482,7 @@ def assert_pieces_give_logits(
         begin_text(script, found, other, {})  # which changes nothing
         for number, n in enumerate(pieces):
             if reorder and number == 1:
-                flip = f"torch.arange({script.sizes.batch_size}).flip(0)"
-                moved = f"attention.{reorder}({past or state}, {flip})"
-                moved = script.assign("state", moved)
-                state, past = (f"{state}.flip(0)", moved) if past else (moved, "")
+                state, past = reordered(script, reorder, state, past)
                 tokens = script.assign("tokens", f"{tokens}.flip(0)")
                 text = script.assign("text", f"{text}.flip(0)")
                 given = {n: f"{value}.flip(0)" for n, value in given.items()}
@@ -430,4 +493,21 @@ def assert_pieces_give_logits(
             claim = f"torch.allclose({usual}[:, {start}:], {seen}, atol=1e-3)"
             script.assert_true(claim, message)
             state, past = (state, last) if found.past else (last or state, "")
+            skip_unless(past or not found.past, "how its past is made is not known")
             start += n
+
+
+def reordered(script: Script, method: str, state: str, past: str) -> tuple[str, str]:
+    """The state and the past, whose batch items a method has flipped.
+
+    It takes one of them or both, and returns the first or changes them in place.
+    """
+    flip = f"torch.arange({script.sizes.batch_size}).flip(0)"
+    parameters = names.parameters_of_method(script.adapter.target, method)
+    takes_both = len(parameters) == 3 and bool(past)
+    given = f"{state}, {past}" if takes_both else past or state
+    moved = script.assign("state", f"attention.{method}({given}, {flip})")
+    is_in_place = script.evaluate(moved) is None
+    if takes_both or not past:
+        return state if is_in_place else moved, past
+    return f"{state}.flip(0)", past if is_in_place else moved

@@ -11,7 +11,9 @@ Source: [Numerical Optimization](https://doi.org/10.1007/978-0-387-40065-5), Noc
 Wright 2006, section 8.1.
 """
 
+import ast
 import re
+import textwrap
 from contextlib import suppress
 from dataclasses import replace
 
@@ -19,7 +21,7 @@ import torch
 from torch import Tensor
 
 from attention_laws import documented, names, structure
-from attention_laws.adapter import MaskArgument
+from attention_laws.adapter import Adapter, MaskArgument
 from attention_laws.algebra import edge_argument
 from attention_laws.execution import skip_if_lowest
 from attention_laws.law import (
@@ -31,6 +33,7 @@ from attention_laws.law import (
 )
 from attention_laws.recorders import WeightsRecorder
 from attention_laws.script import CallArguments, Script
+from attention_laws.source import source_of
 from attention_laws.tools import captured_input, is_called
 
 # Tokens, more than a block of 128 has, and rows of an image, with which all parts of an
@@ -556,7 +559,7 @@ def assert_gradients_arrive(
             call = f"lambda: {script.call_source(args)}"
             claim = f"is_called({call}, attention.get_submodule({name!r}))"
             script.assert_true(claim, f"the norm `{name}` is never applied")
-    optional = names.optional_tensors(adapter)
+    optional = names.optional_tensors(adapter) or optional_keys(adapter)
     # A constant argument, such as a bias of zero, has no gradient to pass on.
     has_constant = "torch." in str(adapter.extra_args) or attends_to_one(script, args)
     for name in trainable:
@@ -566,14 +569,38 @@ def assert_gradients_arrive(
             continue  # it may be for an argument that is not given
         if optional and gets_zeros(script, args, name):
             continue  # which is zero where it is not given
-        if script.evaluate(f"{grad} is None") and only_chooses(script, args, name):
-            continue
+        if script.evaluate(f"{grad} is None"):
+            if only_chooses(script, args, name) or is_of_other_axes(script, name):
+                continue
         if name not in adapter.unused_parameters:
             script.assert_true(f"{grad} is not None", f"`{name}` receives no gradient")
             if not structure.is_bias(name) and not has_constant:
                 # A sink, a gain, a table: zero up to rounding means that it cancels.
                 message = f"the gradient of `{name}` is zero up to rounding"
                 script.assert_true(f"{grad}.abs().max() > 1e-6", message)
+
+
+def optional_keys(adapter: Adapter) -> list[str]:
+    """The keys of a dict of inputs that `forward` reads only if they are there."""
+    if not adapter.input_key:
+        return []
+    first = next(iter(names.parameters_by_name(adapter.target)))
+    return re.findall(rf"\b{first}\.get\([\"'](\w+)", source_of(adapter.target))
+
+
+def is_of_other_axes(script: Script, name: str) -> bool:
+    """Whether `forward` uses a weight for inputs with another number of axes.
+
+    Such is an embedding of frames, which only a video has.
+    """
+    text = textwrap.dedent(source_of(script.evaluate("attention.forward")))
+    return any(
+        getattr(part, "attr", "") == name.partition(".")[0]
+        for branch in ast.walk(ast.parse(text))
+        if isinstance(branch, ast.If)
+        and re.search(r"\.(ndim\b|dim\(\))", ast.unparse(branch.test))
+        for part in ast.walk(branch)
+    )
 
 
 def only_chooses(script: Script, args: CallArguments, name: str) -> bool:

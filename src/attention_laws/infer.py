@@ -99,6 +99,7 @@ from attention_laws.infer_masks import (
 )
 from attention_laws.infer_weights import infer_weights
 from attention_laws.law import ScriptError, did_you_mean
+from attention_laws.patches import takes_patches
 from attention_laws.recorders import CalledFunctions, WeightsRecorder, calls_softmax
 from attention_laws.script import NUMBER_OF_EACH, CallArguments, Script
 from attention_laws.tools import loss
@@ -491,6 +492,8 @@ def infer_layout(probe: CallProbe, usual: bool) -> None:
                 probe.first_error = probe.first_error or error
                 continue
             fields["output_index"] = call[0].adapter.output_index if call else ""
+            if call is not None and takes_channels_for_others(call[0]):
+                continue
             if call is not None and accepts_other_batch(probe, fields, more):
                 mixing = token_mixing(*call) or mixing_of_longer(probe, fields, more)
                 found.setdefault(mixing, fields)
@@ -539,6 +542,14 @@ def is_constant(script: Script, args: CallArguments) -> bool:
     # All calls may return one buffer.
     output = output_of((script, args)).clone()
     return torch.equal(output, output_of((script, script.make_arguments())))
+
+
+def takes_channels_for_others(script: Script) -> bool:
+    """Whether the channels of an image are taken for heads or rows, by coincidence."""
+    adapter, module = script.adapter, script.namespace["attention"]
+    has_four_axes = "h" in adapter.layout or adapter.image.endswith("last")
+    is_of_pixels = isinstance(module, nn.Module) and not takes_patches(adapter.target)
+    return has_four_axes and is_of_pixels and structure.embeds_pixels(module)
 
 
 def call_with_other_output(
@@ -658,9 +669,13 @@ def infer_roles(probe: CallProbe) -> None:
     adapter = probe.adapter
     # One of the same length in all calls, unless it must have that of the queries.
     for text in (context_of_all_items(adapter), "torch.ones_like({query})"):
+        text = adapter.packing.replace("{0}", text) or text
         constant = {**adapter.extra_args, adapter.inputs[1]: text}
         alone = CallProbe(
-            replace(adapter, inputs=adapter.inputs[:1], extra_args=constant), options
+            replace(
+                adapter, inputs=adapter.inputs[:1], extra_args=constant, packing=""
+            ),
+            options,
         )
         if (call := alone.try_call()) is not None:
             break
@@ -1119,11 +1134,8 @@ def infer_module_behavior(probe: CallProbe) -> None:
         text = "its batch norm mixes batch items"
     elif documented.shares_in_training(probe.adapter.target):
         text = "its documentation says that batch items share something"
-    tables = weights_of_tables(probe.adapter.target)
-    probe.update(
-        reproducible_training=not text,
-        unused_parameters=(*options.unused_parameters, *tables),
-    )
+    unused = (*options.unused_parameters, *weights_left_out(probe))
+    probe.update(reproducible_training=not text, unused_parameters=unused)
     if text:
         probe.record("training", f"{text}; only evaluation is checked", "inferred")
     call = probe.try_call()
@@ -1173,6 +1185,18 @@ def infer_module_behavior(probe: CallProbe) -> None:
     probe.update(projections=projections, softcap=softcap, designs=designs)
     if not options.projections:
         infer_formula(probe)
+
+
+def weights_left_out(probe: CallProbe) -> list[str]:
+    """The weights in whose place a call gets vectors.
+
+    Those are tables of token ids, and learned queries that an input replaces.
+    """
+    call, adapter = probe.try_call(), probe.adapter
+    module = call[0].evaluate("attention") if call else None
+    learned = vars(module)["_parameters"] if adapter.is_module and call else {}
+    replaced = [name for name in adapter.inputs if name in learned]
+    return [*weights_of_tables(adapter.target), *replaced]
 
 
 def projections_of_call(

@@ -25,12 +25,12 @@ from attention_laws.cached_calls import (
     cache_arguments,
     call_with_cache,
     empty_cache,
+    owned_tensors,
     restart_with_cache,
 )
 from attention_laws.calling import CallProbe, count_own_keys, output_of
 from attention_laws.decoding import (
     assert_equal_after_memory,
-    owned_tensors,
     pieces_agree,
 )
 from attention_laws.law import LawViolation, ScriptError
@@ -343,12 +343,25 @@ def infer_context_cache(probe: CallProbe) -> None:
                     return
 
 
+# The flag of fairseq for a cache of the context, which is static.
+STATIC_FLAG = "static_kv"
+
+
 def static_flags(adapter: Adapter) -> list[Mapping[str, Any]]:
-    """The arguments of a call, with and without fairseq's flag for a static context."""
-    flag, usual = "static_kv", adapter.call_args
-    parameter = names.parameters_by_name(adapter.target).get(flag)
+    """The arguments of a call, with and without the flag for a static context."""
+    usual = adapter.call_args
+    parameter = names.parameters_by_name(adapter.target).get(STATIC_FLAG)
     is_off = parameter is not None and parameter.default is False
-    return [{**usual, flag: True}, usual] if is_off else [usual]
+    return [{**usual, STATIC_FLAG: True}, usual] if is_off else [usual]
+
+
+def caches_apart(adapter: Adapter) -> list[Adapter]:
+    """An adapter for each cache, of the tokens and of a context, if both are taken."""
+    if adapter.cache is None or not adapter.context_cache:
+        return [adapter]
+    usual = {n: value for n, value in adapter.call_args.items() if n != STATIC_FLAG}
+    of_tokens = replace(adapter, context_cache="", call_args=usual)
+    return [of_tokens, replace(adapter, cache=None)]
 
 
 def replaces_context(

@@ -33,6 +33,7 @@ from attention_laws.law import (
     skip_unless,
 )
 from attention_laws.order import MANY, attends_twice
+from attention_laws.patches import takes_patches
 from attention_laws.recorded import (
     make_equal_tokens,
     record_equal_tokens,
@@ -770,6 +771,7 @@ def relative_table(script: Script) -> None:
     skip_unless(not is_chunked, "not all distances occur in its chunks")
     script.restart()
     is_of_pixels = structure.patch_size(script.evaluate("attention")) <= 1
+    is_of_pixels |= takes_patches(adapter.target)
     skip_unless(is_of_pixels, "its tokens are patches of several pixels")
     tables = structure.table_sizes(script.evaluate("attention"))
     tables = {name: rows for name, rows in tables.items() if 2 < rows < 2 * FAR}

@@ -25,7 +25,9 @@ PREPARE_PATTERN = re.compile(
     r"|(\w+_)?kv"
 )
 # What takes the memory, beside the names of contexts.
-MEMORY_PATTERN = re.compile(r"memor(y|ies)|states?|frames|outputs?|annotations|keys")
+MEMORY_PATTERN = re.compile(
+    r"memor(y|ies)|states?|frames|outputs?|annotations|keys|nodes"
+)
 # What takes that which the method returns, beside the names of caches.
 TAKER_PATTERN = re.compile(r"(\w+_)?(kvs?|key_values?|keys_values|projected|prepared)")
 
@@ -134,7 +136,7 @@ def with_memory(
     Prepared.forward.__signature__ = signature  # type: ignore[attr-defined]
     texts = (inspect.getdoc(getattr(attention, n)) for n in (method, "forward"))
     Prepared.forward.__doc__ = "\n\n".join(filter(None, texts))
-    Prepared.__doc__ = attention.__doc__
+    Prepared.__doc__ = inspect.getdoc(attention)
     for name in ("__name__", "__qualname__", "__module__"):
         setattr(Prepared, name, getattr(attention, name))
     return Prepared

@@ -47,6 +47,8 @@ CONTEXTS = {
 
 # The index of an output whose heads and positions have changed places.
 SWAPPED = ".transpose(1, 2)"
+# How features are split into heads, where the output of a function has features.
+MERGED = ".unflatten(-1, "
 
 # The index of the first of several outputs of an attention that pools its tokens.
 FIRST_OF_POOLED = "[:, :1]"
@@ -139,6 +141,10 @@ def find_output(result: Any, query: Tensor, adapter: Adapter) -> str | None:
                 if not is_like_query or adapter.output_index.endswith(SWAPPED):
                     if adapter.is_like_query(value.transpose(1, 2).shape, query.shape):
                         return index + SWAPPED
+            if are_heads_merged(value, query, adapter):
+                heads = f"{adapter.inputs[0]}.shape[{adapter.layout.index('h')}]"
+                swapped = SWAPPED * (adapter.layout == "bhld")
+                return f"{index}{MERGED}({heads}, -1)){swapped}"
             if is_like_query and are_logarithms(value, query, adapter):
                 return index + LOGARITHMS
             if is_like_query:
@@ -160,6 +166,17 @@ def find_output(result: Any, query: Tensor, adapter: Adapter) -> str | None:
     if isinstance(result, Tensor) and is_number_of_each(result, query, adapter):
         return NUMBER_OF_EACH
     return None
+
+
+def are_heads_merged(value: Tensor, query: Tensor, adapter: Adapter) -> bool:
+    """Whether an output has features where the query has heads."""
+    if adapter.layout not in ("bhld", "blhd") or adapter.is_pooled:
+        return False
+    sizes = dict(zip(adapter.layout, query.shape, strict=False))
+    # What has pooled a single head has this shape, too.
+    is_known = sizes["h"] > 1 or MERGED in adapter.output_index
+    merged = (sizes["b"], sizes["l"], sizes["h"] * sizes["d"])
+    return is_known and value.shape == merged
 
 
 def is_number_of_each(value: Tensor, query: Tensor, adapter: Adapter) -> bool:
@@ -693,7 +710,9 @@ class Script:
         value, line = self.namespace[output], self.lines[-1]
         index = find_output(value, self.evaluate(args.inputs[0]), self.adapter)
         if index := (index or "").removesuffix(without):
-            self.namespace[output] = eval(f"value{index}", {"value": value})
+            self.namespace[output] = eval(
+                f"value{index}", self.namespace, {"value": value}
+            )
             self.lines[-1] = line + index
         return output
 
@@ -706,7 +725,7 @@ class Script:
         """
         value, query = self.namespace[result], self.evaluate(args.inputs[0])
         first = find_output(value, query, self.adapter) or ""
-        shape = eval(f"value{first}", {"value": value}).shape
+        shape = eval(f"value{first}", self.namespace, {"value": value}).shape
         texts = [*args.inputs, *self.sized_arguments(args, 0, [*args.inputs]).values()]
         given = [getattr(self.evaluate(text), "shape", None) for text in texts]
         others = [

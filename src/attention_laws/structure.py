@@ -53,7 +53,7 @@ POSITION_KINDS = {
     "alibi": r"alibi|slope",
     # Distances, which any of them may compute, have no encoding of their own.
     "unknown": r"relative(?!_(position|distance)s?$)|bucket|axial|xpos|2d|ndim(?!s)"
-    r"|bias_table|^rel(?!(_?dist\w*)?$)",
+    r"|bias_table|^rel(?!(_?dist\w*|_pos)?$)",
 }
 # Names of parameters that hold a vector or a bias for each distance.
 TABLE_PATTERN = re.compile(
@@ -95,7 +95,7 @@ DESIGNS = {
     "gate": r"(^|_)(gate|gating)|sigmoid|swiglu|silu|rout(er|ing)",
     "softcap": r"soft_?cap|logit_cap|tanh",
     "features": r"^elu$|(?<!leaky)(?<!leaky_)relu|feature_map|performer|linear_?att"
-    r"|^phi$|favor|(random|nb|num_random|n_random)_?features|cosformer|hedgehog",
+    r"|^_?phi$|favor|(random|nb|num_random|n_random)_?features|cosformer|hedgehog",
     # Tokens fade from step to step, by a number that others may have influence on.
     "decay": r"(?<!weight_)decay|forget_?(gate|bias)|forgetting|f_?gates?$|log_?sigmoid"
     r"|retention|retnet|delta_?(net|rule)|rwkv|time_mix|(token|time|kv|key)_?shift"
@@ -505,6 +505,8 @@ def positions_named(found: Iterable[str]) -> str:
 
     >>> positions_named({"rotate_half", "q_proj"}), positions_named({"rel_bias"})
     ('rotary', 'unknown')
+    >>> positions_named({"rel_pos", "alibi_class"})
+    'alibi'
     """
     kinds = {
         kind
@@ -946,6 +948,18 @@ def patch_size(module: nn.Module) -> int:
         if len(sides) == 1 and type(side := sides.pop()) is int and side > 1:
             return side
     return 0
+
+
+def patch_embedding(module: nn.Module) -> nn.Conv2d | None:
+    r"""The convolution that cuts images of a few channels into patches, if any.
+
+    >>> patch_embedding(nn.Sequential(nn.Conv2d(3, 8, kernel_size=4, stride=4)))
+    Conv2d(3, 8, kernel_size=(4, 4), stride=(4, 4))
+    """
+    for part in module.modules():
+        if isinstance(part, nn.Conv2d) and embeds_pixels(part):
+            return part
+    return None
 
 
 def embeds_pixels(module: nn.Module) -> bool:

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from attention_laws import check
+from attention_laws import check, documented
 from attention_laws.adapter import Options
-from attention_laws.embedded import of_vectors, with_vectors
+from attention_laws.embedded import has_padding_id, of_vectors, with_vectors
 from attention_laws.infer import infer_adapter
 from headnotes.cli import main
 
@@ -72,6 +72,27 @@ class MarksPaddingOfPart(nn.Module):
 
     def forward(self, ids: Tensor) -> Any:
         return self.tokens(ids) * (ids != 0)[..., None]
+
+
+class OfBase(nn.Module):
+    """times: (B, T) ints"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(TOKENS, WIDTH)
+
+    def forward(self, ids: Tensor, times: Tensor) -> Tensor:
+        return self.tokens(ids) * (ids != 0)[..., None] + times[..., None]
+
+
+class Inherits(OfBase):
+    pass
+
+
+def test_what_a_base_says_is_known_of_a_model() -> None:
+    model = of_vectors(Inherits)
+    assert documented.shapes(model) == {"times": ("B", "T")}
+    assert has_padding_id(model)
 
 
 def test_vectors_are_returned_where_ids_are_looked_up() -> None:

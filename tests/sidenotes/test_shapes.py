@@ -31,6 +31,7 @@ EXEMPT = {
     "attention_laws/adapter.py": "tensors lie as the checked module takes them",
     "attention_laws/influence.py": "tensors lie as the checked module takes them",
     "attention_laws/new_tokens.py": "tensors lie as the checked attention takes them",
+    "attention_laws/patches.py": "masks of pixels have any number of axes",
     "attention_laws/prepared.py": "tensors lie as the checked module takes them",
     "attention_laws/recorders.py": "tensors lie as the checked attention computes them",
     "attention_laws/tools.py": "tensors come and go in any layout",

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from attention_laws.patches import of_patches
 from specimens.base import (
     MASK,
     AddsPositions,
@@ -1697,8 +1698,95 @@ class ScalesByLongestItem(ScalesByLength):
         return lengths.max()
 
 
+class EpisodesOfEnvs(SelfAttention):
+    """Attention within the episodes of a rollout.
+
+    :param obs: (n_steps, n_envs, obs_dim)
+    :param episode_starts: (n_steps, n_envs) bool, True at the first step of an episode
+    """
+
+    def forward(self, obs: Tensor, episode_starts: Tensor) -> Any:  # type: ignore[override]
+        ids = self.count(episode_starts.long()).T
+        x, mask = obs.transpose(0, 1), (ids[:, :, None] == ids[:, None]).tril()
+        return Correct.forward(self, x, x, x, mask).transpose(0, 1)
+
+    def count(self, starts: Tensor) -> Tensor:
+        return starts.cumsum(0)
+
+
+class CountsEpisodesOfAll(EpisodesOfEnvs):
+    def count(self, starts: Tensor) -> Tensor:
+        return starts.flatten().cumsum(0).view_as(starts)
+
+
+class TiedRows(Correct):
+    """The rows of an alignment share their weights; scores are sums over its rows.
+
+    msa: B x R x L x C; padding_mask: B x R x L bool, True = padding
+    """
+
+    def forward(self, msa: Tensor, padding_mask: Tensor | None = None) -> Any:  # type: ignore[override]
+        seen = torch.ones(msa.shape[:3], device=msa.device).bool()
+        seen = seen if padding_mask is None else ~padding_mask
+        q, k, v = (
+            layer(msa).unflatten(-1, (self.heads, -1)) * seen[..., None, None]
+            for layer in (self.query, self.key, self.value)
+        )
+        depth = self.depth(seen.any(dim=2).sum(dim=1)).clamp(min=1).to(msa)
+        scores = torch.einsum("brihd,brjhd->bhij", q, k)
+        scores = scores / (depth[:, None, None, None] * q.shape[-1]) ** 0.5
+        mask = seen.any(dim=1)[:, None]
+        weights = self.dropout(self.weigh(scores, mask))
+        return self.out(torch.einsum("bhij,brjhd->brihd", weights, v).flatten(3))
+
+    def depth(self, rows: Tensor) -> Tensor:
+        return rows
+
+
+class TiedRowsOfDeepest(TiedRows):
+    def depth(self, rows: Tensor) -> Tensor:
+        return rows.max().expand_as(rows)
+
+
+class DetectsInImages(nn.Module):
+    """images: (B, 3, H, W), padded; mask: (B, H, W) bool, True for padded pixels
+
+    The position of a patch is a share of the rows of its image that are no padding.
+    """
+
+    def __init__(self, d_model: int, heads: int, patch: int = 4) -> None:
+        super().__init__()
+        self.patch = patch
+        self.embed = nn.Conv2d(3, d_model, patch, patch)
+        self.queries = nn.Embedding(3, d_model)
+        self.of_pixels = Correct(d_model, heads, dropout=0.0)
+
+    def forward(self, images: Tensor, mask: Tensor | None = None) -> Any:
+        patches = self.embed(images)
+        if mask is None:
+            mask = torch.zeros_like(images[:, 0], dtype=torch.bool)
+        seen = ~mask[:, :: self.patch, :: self.patch]
+        rows = seen.cumsum(1).to(patches)
+        places = rows / self.last(rows).clamp(min=1)
+        x = (patches + places[:, None]).flatten(2).mT
+        queries = self.queries.weight.expand(len(x), -1, -1)
+        return self.of_pixels(queries, x, x, seen.flatten(1)[:, None])
+
+    def last(self, rows: Tensor) -> Tensor:
+        return rows.amax(dim=(1, 2), keepdim=True)
+
+
+@of_patches
+class DetectsInLargest(DetectsInImages):
+    def last(self, rows: Tensor) -> Tensor:
+        return rows.max()
+
+
 VIOLATING: Violations = {
     "batch_independence": [
+        (DetectsInLargest, {}),
+        (TiedRowsOfDeepest, {}),
+        (CountsEpisodesOfAll, {}),
         (BiasOfFirstDepth, {}),
         (OptionalLongestPrefix, {}),
         (LongestPrefix, {}),
@@ -1772,6 +1860,9 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("batch_independence", of_patches(DetectsInImages)),
+    ("batch_independence", TiedRows),
+    ("batch_independence", EpisodesOfEnvs),
     ("batch_independence", ScoresCandidates),
     ("batch_independence", AtomsFirst),
     ("batch_independence", BiasOfDepth),

@@ -2982,6 +2982,48 @@ class DecoderKeepsMemory(DecoderWithDict):
         return kept
 
 
+class StaticOrGrowing(Correct):
+    """The keys of a context stay in a dict with `static_kv`; others are appended.
+
+    key_padding_mask: (batch, k_len), of the new keys, True at padding.
+    """
+
+    kept: tuple[str, ...] = ("key", "value", "padding")
+
+    def forward(  # type: ignore[override]
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        incremental_state: dict[str, Tensor] | None = None,
+        static_kv: bool = False,
+    ) -> Any:
+        saved = {} if incremental_state is None else incremental_state
+        if not (static_kv and saved):
+            k, v = self.split(self.key(key)), self.split(self.value(value))
+            new = torch.zeros(key.shape[:2], device=key.device).bool()
+            new = new if key_padding_mask is None else key_padding_mask
+            parts = {"key": (k, 2), "value": (v, 2), "padding": (new, 1)}
+            for name, (each, axis) in parts.items():
+                past = [saved[name]] if name in saved else []
+                saved[name] = torch.cat([*past, each], dim=axis)
+        q, mask = self.split(self.query(query)), ~saved["padding"][:, None]
+        weights = self.dropout(self.weigh(self.score(q, saved["key"]), mask))
+        return self.join(self.read(weights, saved["value"]))
+
+    def reorder_incremental_state(
+        self, incremental_state: dict[str, Tensor], new_order: Tensor
+    ) -> None:
+        for name in self.kept:
+            if name in incremental_state:
+                incremental_state[name] = incremental_state[name][new_order]
+
+
+class GrowsWithOtherPadding(StaticOrGrowing):
+    kept = ("key", "value")
+
+
 VIOLATING: Violations = {
     "batch_independence": [
         (attend_to_longest, {}),
@@ -2991,6 +3033,7 @@ VIOLATING: Violations = {
         (VerifiesAsManyDrafts, {}),
     ],
     "incremental_decoding": [
+        (GrowsWithOtherPadding, {}),
         (DecoderKeepsMemory, {}),
         (DescribesFirstClip, {}),
         (StaticContextOfOtherPadding, {}),
@@ -3100,6 +3143,7 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("incremental_decoding", StaticOrGrowing),
     ("incremental_decoding", DecoderWithDict),
     ("incremental_decoding", DescribesClip),
     ("incremental_decoding", StaticContext),

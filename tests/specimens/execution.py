@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from attention_laws.patches import of_patches
 from specimens.base import (
     CAUSAL,
     MASK,
@@ -612,6 +613,7 @@ class OfPatchesInRows(nn.Module):
         return rows, columns
 
 
+@of_patches
 class KeepsRowsOfPatches(OfPatchesInRows):
     def key(self, rows: int, columns: int) -> Any:
         return rows * columns
@@ -1439,7 +1441,7 @@ PASSING_ONE: Passes = [
     ("earlier_calls", FrequenciesOfCall),
     ("earlier_calls", SignOfItsOwn),
     ("earlier_calls", KeepsAngles),
-    ("earlier_calls", OfPatchesInRows),
+    ("earlier_calls", of_patches(OfPatchesInRows)),
     ("earlier_calls", StoresDistances),
     ("earlier_calls", MergesWeights),
     ("earlier_calls", KeepsBiasUntilLoaded),

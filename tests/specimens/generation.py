@@ -259,6 +259,60 @@ class GeneratesOfFirstItem(DrawsOfOne):
         return torch.cat([ids, tokens.expand(len(ids), -1)], dim=1)
 
 
+class FillsNewState(nn.Module):
+    """`decode` adds to a state of the caller, which `new_state` makes.
+
+    Tokens with the id `pad_idx` are padding, and are hidden with those before them.
+    """
+
+    kept: tuple[str, ...] = ("tokens", "pad")
+
+    def __init__(self, d_model: int, heads: int, pad_idx: int = 0) -> None:
+        super().__init__()
+        self.pad_idx = pad_idx
+        self.table = nn.Embedding(64, d_model)
+        self.of_text, self.of_tokens = (
+            Correct(d_model, heads, dropout=0.0) for _ in range(2)
+        )
+
+    def new_state(self) -> list[dict[str, Tensor]]:
+        return [{}]
+
+    def encode(self, src: Tensor) -> Tensor:
+        return self.table(src)
+
+    def decode(
+        self,
+        tgt: Tensor,
+        encoded: Tensor,
+        incremental_state: list[dict[str, Tensor]] | None = None,
+    ) -> Tensor:
+        new = self.table(tgt)
+        state = incremental_state[0] if incremental_state else {}
+        for name, each in (("tokens", new), ("pad", tgt.eq(self.pad_idx))):
+            state[name] = torch.cat([state[name], each], 1) if name in state else each
+        ones = torch.ones(1, tgt.shape[1], state["pad"].shape[1], device=tgt.device)
+        seen = ones.tril(ones.shape[2] - ones.shape[1]).bool() & ~state["pad"][:, None]
+        y = new + self.of_tokens(new, state["tokens"], state["tokens"], seen)
+        y = y + self.of_text(y, encoded, encoded)
+        return y @ self.table.weight.T
+
+    def reorder(
+        self, encoded: Tensor, state: list[dict[str, Tensor]], order: Tensor
+    ) -> Tensor:
+        for name in self.kept:
+            state[0][name] = state[0][name][order]
+        return encoded[order]
+
+    def forward(self, src: Tensor, tgt: Tensor) -> Tensor:
+        return self.decode(tgt, self.encode(src))
+
+
+@of_vectors
+class PadsInOldOrder(FillsNewState):
+    kept = ("tokens",)
+
+
 VIOLATING: Violations = {
     "generated_tokens": [
         (GeneratesBehindEarlierText, {}),
@@ -267,6 +321,7 @@ VIOLATING: Violations = {
         (TranslatesFirstItem, {}),
     ],
     "decoding_methods": [
+        (PadsInOldOrder, {}),
         (DecodesBehindLastToken, {}),
         (DecodesInOldOrder, {}),
         (TranslatesWithOldMask, {}),
@@ -276,6 +331,7 @@ VIOLATING: Violations = {
 }
 
 PASSING_ONE: Passes = [
+    ("decoding_methods", of_vectors(FillsNewState)),
     ("generated_tokens", of_vectors(Model)),
     ("generated_tokens", of_vectors(DrawsOfOne)),
     ("generated_tokens", of_vectors(Greedy)),

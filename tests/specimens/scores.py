@@ -394,6 +394,35 @@ class KeysAreEarlierTokens(SelfAttention):
         return Correct.forward(self, x, earlier, earlier, seen.tril()[None])
 
 
+def _phi(x: Tensor) -> Tensor:
+    return torch.where(x > 0, x + 1.0, x.clamp(max=0.0).exp())
+
+
+def attend_with_kernel(
+    q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None = None
+) -> Tensor:
+    """q: [batch, heads, q_len, d]; k, v: [batch, heads, k_len, d]; True may be seen."""
+    q, k = _phi(q), _phi(k)
+    if key_mask is not None:
+        k = k * key_mask[:, None, :, None]
+    total = torch.einsum("bhqd,bhd->bhq", q, k.sum(dim=2))
+    return q @ (k.mT @ v) / total.clamp(min=1e-30)[..., None]
+
+
+def attend_and_merge(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None
+) -> Tensor:
+    """q, k, v: [batch, length, heads, d_head]; mask: [batch, k_len], True = seen.
+
+    Returns [batch, q_len, heads * d_head].
+    """
+    scores = torch.einsum("bqhd,bkhd->bhqk", q, k) / q.shape[-1] ** 0.5
+    if mask is not None:
+        least = torch.finfo(scores.dtype).min
+        scores = scores.masked_fill(~mask[:, None, None], least)
+    return torch.einsum("bhqk,bkhd->bqhd", scores.softmax(dim=-1), v).flatten(2)
+
+
 VIOLATING: Violations = {
     "score_independence": [(ScoresOfTwoQueries, CAUSAL)],
     "score_scale": [
@@ -418,6 +447,7 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("formula", attend_and_merge),
     ("large_scores", NormInHalf),
     ("large_scores", PoolsWithMaximum),
     ("large_scores", RelativeProductsInFloat32),
@@ -439,6 +469,7 @@ PASSING_ONE: Passes = [
 
 
 EXCUSED: Excuses = [
+    ("formula", attend_with_kernel, "_phi"),
     ("large_scores", GrowsWithLayers, "of a later layer are beyond float16"),
     ("score_independence", NearFive, "neither returned nor those of a softmax"),
     ("score_independence", StrongestTokens, "topk"),
