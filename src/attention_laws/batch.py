@@ -118,12 +118,9 @@ def assert_rows_are_of_item(script: Script) -> None:
 
     Such is an alignment of fewer sequences, of which others have no influence on it.
     """
-    length, (_rows, columns) = (
-        script.sizes.k_len,
-        script.adapter.grid(script.sizes.k_len),
-    )
+    columns = script.adapter.grid(script.sizes.k_len)[1]
     allowed = script.all_allowed()
-    allowed[:, length - columns :, 0] = False
+    allowed[:, -columns:, 0] = False
     for mask in script.masks_for(allowed):
         script.restart()
         with script.attempt():

@@ -421,30 +421,41 @@ def check_with_vectors(
 
     Return whether it can.
     """
-    wrapped: Any
-    inputs = "token ids"
-    if structure.patch_embedding(error.model) is not None and isinstance(model, type):
-        wrapped, source, given = of_patches(model), f"of_patches({name})", options
-        inputs = "patches of images"
-    elif not (error.takes_ids or embedding_widths(error.model)):
-        return False
-    elif isinstance(model, type):
-        wrapped, source, given = of_vectors(model), f"of_vectors({name})", options
-    elif is_large(error.model):
-        return False
-    else:
-        wrapped, source = with_vectors(error.model), f"with_vectors({error.source})"
-        given = {n: value for n, value in options.items() if n != "init_args"}
-    tool = source.partition("(")[0]
-    module = "patches" if tool == "of_patches" else "embedded"
-    line = f"from attention_laws.{module} import {tool}\n\n{name} = {source}\n"
-    try:
-        report = check(wrapped, name=name, imports=error.imports + line, **given)
-    except CallError:
-        return False
-    fact = Fact(inputs, "vectors are given in their place", "inferred")
-    outcome.reports.append(replace(report, facts=(*report.facts, fact)))
-    return True
+    of_class = isinstance(model, type)
+    given = {n: v for n, v in options.items() if of_class or n != "init_args"}
+    for takes, wrapped, module, source in ways_with_vectors(name, model, error):
+        tool = source.partition("(")[0]
+        line = f"from {module} import {tool}\n\n{name} = {source}\n"
+        with suppress(CallError):
+            report = check(wrapped, name=name, imports=error.imports + line, **given)
+            fact = Fact(takes, "vectors are given in their place", "inferred")
+            outcome.reports.append(replace(report, facts=(*report.facts, fact)))
+            return True
+    return False
+
+
+def ways_with_vectors(
+    name: str, model: Any, error: ModelError
+) -> list[tuple[str, Any, str, str]]:
+    """What a model takes, it with vectors in their place, and how that is made.
+
+    That is the module of the function that makes it, and its call.
+    """
+    ids, patches = "token ids", "patches of images"
+    of_ids = error.takes_ids or bool(embedding_widths(error.model))
+    if not isinstance(model, type):
+        if not of_ids or is_large(error.model):
+            return []
+        source = f"with_vectors({error.source})"
+        return [(ids, with_vectors(error.model), with_vectors.__module__, source)]
+    ways = []
+    if structure.patch_embedding(error.model) is not None:
+        source = f"of_patches({name})"
+        ways.append((patches, of_patches(model), of_patches.__module__, source))
+    if of_ids:
+        source = f"of_vectors({name})"
+        ways.append((ids, of_vectors(model), of_vectors.__module__, source))
+    return ways[::-1] if error.takes_ids else ways
 
 
 def chosen_targets(

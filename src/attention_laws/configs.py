@@ -26,7 +26,7 @@ from attention_laws.names import (
     guessed_value,
     value_of,
 )
-from attention_laws.source import source_of
+from attention_laws.source import source_of, source_with_bases
 
 # What is made of sizes, as far as its opening parenthesis.
 MADE_OF_SIZES = (
@@ -104,7 +104,7 @@ def names_in_config(
     The config may be stored, have a shorter name in the function, or be passed on as
     the first argument of other classes of the file, but those that are `outer`.
     """
-    source, short = source_of(target), short_name(target, parameter)
+    source, short = source_with_bases(target), short_name(target, parameter)
     stored = rf"((?:self\.)?\w+)(?::[^=\n]+)? = {short}(?:;|$)"
     called = [short, *re.findall(stored, source, re.MULTILINE)]
     name = f"(?:{'|'.join(map(re.escape, called))})"
@@ -245,7 +245,7 @@ def guess_value(name: str, target: Any) -> str:
     # Of the config, not of the module, which may have a field that is left out.
     field = rf"\b\w+(?<!\bself)[.\[\"']+{name}\b[\"'\]]*"
     calculation = rf"{field} *[-+*/%<>]|[\w)\]] *[-+*/%<>]+ *(self\.)?{field}"
-    source = source_of(target)
+    source = source_with_bases(target)
     stored = re.findall(rf"([\w.]+)(?:: int)? = {field}", source)
     of_size = "|".join([field, *(rf"{re.escape(each)}\b" for each in stored)])
     # Those of T5, whose buckets are wide enough for the largest distance.

@@ -24,7 +24,7 @@ from attention_laws.names import (
     POSITION_PATTERN,
     parameters_by_name,
 )
-from attention_laws.source import source_of
+from attention_laws.source import source_of, source_with_bases
 
 # The shapes of arguments in a docstring or a comment: "query, key: tensors [b, n, d]".
 SHAPE_PATTERN = re.compile(
@@ -760,7 +760,9 @@ def scales_by_rest(target: Any) -> bool:
     rest = r"\b(left|remain\w*|kept|keeps?)\b"
     is_stated = says(target, rf"\b(scaled|multiplied|divided) by\b[^.]*{rest}")
     kind = target if isinstance(target, type) else type(target)
-    return is_stated or bool(re.search(r"\bkeep\w*\.(sum|mean)\(", source_of(kind)))
+    return is_stated or bool(
+        re.search(r"\bkeep\w*\.(sum|mean)\(", source_with_bases(kind))
+    )
 
 
 def renormalizes_rest(target: Any) -> bool:
@@ -849,7 +851,7 @@ def computes_in_half(target: Any) -> bool:
 def comments_of(target: Any) -> str:
     """All comments in the code of a class or a function, in one line."""
     kind = type(target) if isinstance(target, nn.Module) else target
-    return in_one_line(re.findall("#+(.*)", source_of(kind)))
+    return in_one_line(re.findall("#+(.*)", source_with_bases(kind)))
 
 
 def has_slopes_of_code(target: Any) -> bool:
@@ -861,7 +863,7 @@ def has_slopes_of_code(target: Any) -> bool:
     """
     scope = vars(inspect.getmodule(target) or object)
     functions = (f for f in scope.values() if inspect.isfunction(f))
-    own = [f for f in functions if f"{f.__name__}(" in source_of(target)]
+    own = [f for f in functions if f"{f.__name__}(" in source_with_bases(target)]
     texts = [*docstrings(target), *(inspect.getdoc(f) or "" for f in own)]
     of_code = r"(?i:slope).*\b(code|implementation|BLOOM|MPT)\b"
     return any(re.search(of_code, in_one_line([text])) for text in texts)

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from attention_laws import names, structure
-from attention_laws.source import source_of
+from attention_laws.source import source_with_bases
 
 # The smallest ids are those of padding and of the start and the end of a text.
 FIRST_ID = 4
@@ -143,12 +143,6 @@ def compared_id(source: str, inputs: Iterable[str]) -> str:
         source,
     )
     return compared[6] if compared else ""
-
-
-def source_with_bases(kind: Any) -> str:
-    """The source text of a class, and of those from which it inherits."""
-    bases = kind.__mro__ if isinstance(kind, type) else [kind]
-    return "\n".join(source_of(each) for each in bases if structure.is_of_user(each))
 
 
 @lru_cache(maxsize=64)  # each lookup of an embedding asks for it

@@ -33,7 +33,7 @@ from attention_laws.law import (
 )
 from attention_laws.recorders import WeightsRecorder
 from attention_laws.script import CallArguments, Script
-from attention_laws.source import source_of
+from attention_laws.source import source_of, source_with_bases
 from attention_laws.tools import captured_input, is_called
 
 # Tokens, more than a block of 128 has, and rows of an image, with which all parts of an
@@ -585,7 +585,7 @@ def optional_keys(adapter: Adapter) -> list[str]:
     if not adapter.input_key:
         return []
     first = next(iter(names.parameters_by_name(adapter.target)))
-    return re.findall(rf"\b{first}\.get\([\"'](\w+)", source_of(adapter.target))
+    return re.findall(rf"\b{first}\.get\([\"'](\w+)", source_with_bases(adapter.target))
 
 
 def is_of_other_axes(script: Script, name: str) -> bool:
@@ -594,9 +594,12 @@ def is_of_other_axes(script: Script, name: str) -> bool:
     Such is an embedding of frames, which only a video has.
     """
     text = textwrap.dedent(source_of(script.evaluate("attention.forward")))
+    branches: list[ast.AST] = []
+    with suppress(SyntaxError):  # of lines that are not indented
+        branches = [*ast.walk(ast.parse(text))]
     return any(
         getattr(part, "attr", "") == name.partition(".")[0]
-        for branch in ast.walk(ast.parse(text))
+        for branch in branches
         if isinstance(branch, ast.If)
         and re.search(r"\.(ndim\b|dim\(\))", ast.unparse(branch.test))
         for part in ast.walk(branch)

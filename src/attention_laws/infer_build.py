@@ -21,7 +21,7 @@ from attention_laws.calling import CallProbe
 from attention_laws.embedded import small_config, small_sizes, takes_ids
 from attention_laws.patches import SMALL_IMAGES, takes_patches
 from attention_laws.script import Script
-from attention_laws.source import source_of
+from attention_laws.source import source_with_bases
 
 # Heads and their widths with which a class is built. Most accept the first; some
 # require a power of two, or a width that is a multiple of 8.
@@ -190,7 +190,7 @@ def init_argument(
     if fill and not given:
         given = names.needed_default(parameter, value)
     if required and not given:
-        given = names.first_choice(source_of(target), name)
+        given = names.first_choice(source_with_bases(target), name)
     is_config = name == "config" or configs.is_plain_config(parameter.default)
     if not given and (required or is_config):
         config = configs.config_source(target, parameter)

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from attention_laws.source import source_of
+from attention_laws.source import source_of, source_with_bases
 
 # Of the narrow heads with which a module is built, a quarter would be one feature.
 ROTATED_SHARE = "0.5"
@@ -619,7 +619,7 @@ def pair_of(target: Any, name: str, value: str) -> str:
     """
     if not re.search("size|shape|resolution|grid", name):
         return value  # a local variable of this name, such as a list of heads
-    source = source_of(target)
+    source = source_with_bases(target)
     kinds = inspect.get_annotations(getattr(target, "__init__", target))
     is_named_pair = PAIR_PATTERN.fullmatch(str(kinds.get(name)))
     unpacked = rf"\w, *(self\.)?\w+ = (self\.)?{name} *(#|$)"
@@ -1001,7 +1001,7 @@ def constructor_sizes(target: Any, given: Mapping[str, str]) -> dict[str, str]:
 
 def dict_template(target: Any, name: str) -> str:
     """Source text for a dict of weights, by the keys that the code reads from it."""
-    source = source_of(target)
+    source = source_with_bases(target)
     keys = re.findall(rf"\b{re.escape(name)}\[[\"'](\w+)[\"']\]", source)
     pairs = [(key, extra_templates(key, None)[0]) for key in dict.fromkeys(keys)]
     text = ", ".join(f"{key!r}: {value}" for key, value in pairs if value)

@@ -36,6 +36,21 @@ def source_of(target: Any) -> str:
     return ""
 
 
+def source_with_bases(target: Any) -> str:
+    r"""The source text of a class and of those from which it inherits; or a function's.
+
+    Those of PyTorch are left out.
+
+    >>> class Base: ...
+    >>> source_with_bases(type("Kind", (Base,), {})), source_with_bases(int)
+    ('', '')
+    """
+    kinds = target.__mro__ if isinstance(target, type) else [target]
+    others = ("torch.", "builtins")
+    own = (k for k in kinds if not str(getattr(k, "__module__", "")).startswith(others))
+    return "\n".join(filter(None, map(source_of, own)))
+
+
 @lru_cache(maxsize=256)  # `inspect` finds the end of a function by its tokens
 def text_of(code: CodeType) -> str:
     """The source text of a function; "" if there is none."""

@@ -28,7 +28,7 @@ from attention_laws.names import (
     ATTENTION_PATTERN,
     CAUSAL_PATTERN,
 )
-from attention_laws.source import source_of
+from attention_laws.source import source_of, source_with_bases
 
 CONFIG_ATTRIBUTES = ("config", "cfg", "args", "params", "hparams", "spec", "opt")
 # Attributes for the number of batch items that a cache has room for.
@@ -1084,7 +1084,7 @@ def halves_heads(target: Any) -> bool:
     >>> halves_heads(nn.MultiheadAttention)
     False
     """
-    return HALF_PATTERN.search(source_of(target)) is not None
+    return HALF_PATTERN.search(source_with_bases(target)) is not None
 
 
 HALF_PATTERN = re.compile(r"\b(\w*heads|n_?h) ?// ?2\b")

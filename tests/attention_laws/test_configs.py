@@ -127,3 +127,20 @@ def test_an_imported_config_is_found_by_the_name_of_its_model(
     source, scope = config_source(attention, parameter) or ("", {})
     assert source.startswith(built)
     assert [*scope] == [built.partition("(")[0]]
+
+
+class OfFields(nn.Module):
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.query = nn.Linear(config.n_embd, config.n_embd)
+        self.heads, self.dropout = config.n_head, config.attn_pdrop
+
+
+class Inherits(OfFields):
+    """What reads the fields is its base."""
+
+
+def test_the_fields_that_a_base_reads_are_given() -> None:
+    (parameter,) = inspect.signature(Inherits).parameters.values()
+    source, _scope = config_source(Inherits, parameter) or ("", {})
+    assert "n_embd={d_model}, n_head={heads}, attn_pdrop=0.1" in source
