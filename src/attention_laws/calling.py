@@ -202,7 +202,7 @@ class CallProbe:
             count = sum(p.numel() for p in parameters if not nn.parameter.is_lazy(p))
             self.work += count // PARAMETERS_PER_WORK
 
-    def restart_with_same_module(self, script: Script, mode: str = "eval") -> None:
+    def restart_with_same_module(self, script: Script, mode: str) -> None:
         """Start with the module of the last attempt, which is often refused at once.
 
         It is built anew if that attempt has changed its attributes.

@@ -983,8 +983,6 @@ def assert_reset_forgets_context(script: Script) -> None:
         return
     restart_with_cache(script)
     args = script.make_arguments(script.all_allowed(length, length))
-    context = random_context(script, args)
-    given = {**adapter.extra_args, adapter.decoder_context: context}
     cache = empty_cache(script)
     methods = caches.reset_methods(type(script.evaluate(owner_of(script, cache))))
     resets = [name for name in methods if "self" not in name]
@@ -993,11 +991,8 @@ def assert_reset_forgets_context(script: Script) -> None:
     with script.attempt():  # it may need something else
         _output, cache = call_with_cache(script, args, 0, length, cache)
         script.exec_line(f"{owner_of(script, cache)}.{resets[0]}()")
-        with script.using(replace(adapter, extra_args=given)):
-            whole = call_without_cache(script, args)
-            seen, _cache = call_with_cache(script, args, 0, length, cache)
-            message = f"{{place}} differs with another context after `{resets[0]}()`"
-            script.assert_close(whole, seen, message)
+        message = f"{{place}} differs with another context after `{resets[0]}()`"
+        assert_other_context_is_seen(script, args, cache, message)
 
 
 def assert_new_cache_sees_context(script: Script) -> None:
@@ -1011,15 +1006,23 @@ def assert_new_cache_sees_context(script: Script) -> None:
         return
     restart_with_cache(script)
     args = script.make_arguments(script.all_allowed(length, length))
-    context = random_context(script, args)
-    given = {**adapter.extra_args, adapter.decoder_context: context}
     with script.attempt():  # it may need something else
         call_with_cache(script, args, 0, length - 1, empty_cache(script))
-        with script.using(replace(adapter, extra_args=given)):
-            whole = call_without_cache(script, args)
-            seen, _cache = call_with_cache(script, args, 0, length, empty_cache(script))
-            message = "{place} differs with a new cache and another context"
-            script.assert_close(whole, seen, message)
+        message = "{place} differs with a new cache and another context"
+        assert_other_context_is_seen(script, args, empty_cache(script), message)
+
+
+def assert_other_context_is_seen(
+    script: Script, args: CallArguments, cache: str, message: str
+) -> None:
+    """With a cache, another context than before gives what it gives without one."""
+    adapter, length = script.adapter, script.sizes.k_len
+    context = random_context(script, args)
+    given = {**adapter.extra_args, adapter.decoder_context: context}
+    with script.using(replace(adapter, extra_args=given)):
+        whole = call_without_cache(script, args)
+        seen, _cache = call_with_cache(script, args, 0, length, cache)
+        script.assert_close(whole, seen, message)
 
 
 def decode_after_rejection(script: Script) -> None:

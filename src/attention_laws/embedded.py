@@ -383,11 +383,11 @@ def seen_tables(
 
 
 def small_sizes(
-    parameters: Iterable[inspect.Parameter], more: Mapping[str, int] | None = None
+    parameters: Iterable[inspect.Parameter], sizes: Mapping[str, int] = SMALL_MODEL
 ) -> dict[str, str]:
     r"""Small numbers of tokens in a vocabulary, and of layers, of those that are large.
 
-    There may be `more` patterns of names, with a size for each.
+    `sizes` has a pattern of names for each.
 
     >>> def build(item_num, n_layer=12, vocab_size=50257, depth=1): ...
     >>> small_sizes(inspect.signature(build).parameters.values())
@@ -396,7 +396,7 @@ def small_sizes(
     return {
         each.name: str(size)
         for each in parameters
-        for pattern, size in (SMALL_MODEL | dict(more or {})).items()
+        for pattern, size in sizes.items()
         if re.fullmatch(pattern, each.name)
         if each.default is each.empty
         or (type(each.default) is int and each.default >= size)

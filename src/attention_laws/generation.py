@@ -310,11 +310,12 @@ def decoding_methods(script: Script) -> None:
         all_pieces = PIECES[-1:] if found.takes_one else PIECES
         for pieces in all_pieces:
             assert_pieces_give_logits(script, found, pieces, mask)
-        for method in filter(REORDER_PATTERN.search, dir(script.adapter.target)):
-            assert_pieces_give_logits(script, found, all_pieces[0], mask, method)
-            if decodes_padding(script, found, all_pieces[0], mask):
-                pieces = all_pieces[0]
-                assert_pieces_give_logits(script, found, pieces, mask, method, True)
+        given = script, found, all_pieces[0], mask
+        methods = [*filter(REORDER_PATTERN.search, dir(script.adapter.target))]
+        for method in methods:
+            assert_pieces_give_logits(*given, method)
+        for method in methods if methods and decodes_padding(*given) else ():
+            assert_pieces_give_logits(*given, method, is_padded=True)
 
 
 def decodes_padding(

@@ -281,7 +281,7 @@ def shared_heads(script: Script) -> None:
     with script.using(q_len=5, k_len=5):
         found = [way for way in ways if shares_heads(script, way)]
     skip_unless(found, "takes as many heads of keys as of queries")
-    for q_len in (script.sizes.q_len, 1):
+    for q_len in dict.fromkeys((script.sizes.q_len, 1)):
         with script.using(q_len=q_len):
             shares_heads(script, found[0], insist=True)
 

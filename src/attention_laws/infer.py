@@ -1134,8 +1134,7 @@ def infer_module_behavior(probe: CallProbe) -> None:
         text = "its batch norm mixes batch items"
     elif documented.shares_in_training(probe.adapter.target):
         text = "its documentation says that batch items share something"
-    unused = (*options.unused_parameters, *weights_left_out(probe))
-    probe.update(reproducible_training=not text, unused_parameters=unused)
+    probe.update(reproducible_training=not text)
     if text:
         probe.record("training", f"{text}; only evaluation is checked", "inferred")
     call = probe.try_call()
@@ -1182,19 +1181,19 @@ def infer_module_behavior(probe: CallProbe) -> None:
     is_wrapped = any(hasattr(each, "__wrapped__") for each in forwards)
     if is_wrapped and not output_of(call).requires_grad:
         designs["inference"] = "no_grad"
-    probe.update(projections=projections, softcap=softcap, designs=designs)
+    unused = (*options.unused_parameters, *weights_left_out(adapter, module))
+    found = {"projections": projections, "softcap": softcap, "designs": designs}
+    probe.update(**found, unused_parameters=unused)
     if not options.projections:
         infer_formula(probe)
 
 
-def weights_left_out(probe: CallProbe) -> list[str]:
+def weights_left_out(adapter: Adapter, module: nn.Module) -> list[str]:
     """The weights in whose place a call gets vectors.
 
     Those are tables of token ids, and learned queries that an input replaces.
     """
-    call, adapter = probe.try_call(), probe.adapter
-    module = call[0].evaluate("attention") if call else None
-    learned = vars(module)["_parameters"] if adapter.is_module and call else {}
+    learned = dict(module.named_parameters(recurse=False))
     replaced = [name for name in adapter.inputs if name in learned]
     return [*weights_of_tables(adapter.target), *replaced]
 
@@ -1208,11 +1207,11 @@ def projections_of_call(
     """
     module = script.evaluate("attention")
     found = structure.find_projections(module, given)
-    for role, text in {} if given else dict(found).items():
+    parts = dict(module.named_modules())
+    for role in ("query", "key", "value") if found and not given else ():
+        text = found[role]
         path = text.removeprefix("attention64.").removesuffix("({})")
-        part = dict(module.named_modules()).get(path)
-        is_of_inputs = role in ("query", "key", "value")
-        if not is_of_inputs or part is None or not structure.is_of_user(type(part)):
+        if path not in parts or not structure.is_of_user(type(parts[path])):
             continue
         with suppress(Exception):  # it may take something else
             projected = script.evaluate(f"attention.{path}({args.inputs[0]})")

@@ -19,7 +19,7 @@ from attention_laws import configs, documented, names, structure
 from attention_laws.adapter import CallError, Fact, Sizes, check_divisible
 from attention_laws.calling import CallProbe
 from attention_laws.embedded import small_config, small_sizes, takes_ids
-from attention_laws.patches import SMALL_IMAGES, takes_patches
+from attention_laws.patches import SMALL_VISION, takes_patches
 from attention_laws.script import Script
 from attention_laws.source import source_with_bases
 
@@ -122,10 +122,9 @@ def infer_init_args(
     values = names.argument_values(required_by_name)
     values |= names.tied_widths(parameters, values, options, tie)
     values |= documented_widths(target, values)
-    small = {}
-    if takes_ids(target) or takes_patches(target):
-        more = SMALL_IMAGES if takes_patches(target) else {}
-        small = small_sizes(parameters.values(), more)
+    small = small_sizes(parameters.values()) if takes_ids(target) else {}
+    if takes_patches(target):
+        small = small_sizes(parameters.values(), SMALL_VISION)
     values |= small
     for name, required in required_by_name.items():
         value = values[name].replace("320", str(longest))

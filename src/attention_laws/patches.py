@@ -20,11 +20,11 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from attention_laws import structure
-from attention_laws.embedded import own_forward, present_as
+from attention_laws.embedded import SMALL_MODEL, own_forward, present_as
 
 # Sizes of vision models, whose large defaults would only cost time: four rows of four
 # patches.
-SMALL_IMAGES = {
+SMALL_VISION = SMALL_MODEL | {
     r"(patch|stem)(_?size)?|patch_?(dim|width|side)": 2,
     r"(im(a)?ge?|input)_?(size|res(olution)?|side)|resolution": 8,
 }
