@@ -931,9 +931,9 @@ def calls_with_dropped_weights(
         result = script.assign("result", call)
         value, query = script.namespace[result], script.evaluate(args.inputs[0])
         output = script.assign("y", f"{result}{find_output(value, query, adapter)}")
-        source = adapter.weights_source.removeprefix("result")
+        source = adapter.weights_source
         of_call = "attention" if source.startswith(".") else result
-        weights = script.assign("weights", of_call + source)
+        weights = script.assign("weights", of_call + source.removeprefix("result"))
         if script.evaluate(f"({weights} == 0).sum()") > hidden:
             yield args, output, weights
 

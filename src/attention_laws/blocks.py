@@ -62,13 +62,13 @@ def residual_connection(script: Script) -> None:
 
 
 def has_residual(script: Script) -> bool:
-    """Whether something is added to the output of the last projection."""
-    width = script.sizes.heads * script.sizes.d_k
-    layers = structure.layers_by_role(script.evaluate("attention"), width)
-    if "out" not in layers:
-        return True  # or not known
-    layer = f"attention.get_submodule({layers['out']!r})"
-    script.exec_line(f"[p.data.zero_() for p in {layer}.parameters()]")
+    """Whether the output is not 0 where all weights are, but for those of norms."""
+    block, *parts = script.evaluate("attention").modules()
+    norms = filter(structure.is_norm, parts)
+    of_norms = {id(weight) for norm in norms for weight in norm.parameters()}
+    for weight in block.parameters():
+        if id(weight) not in of_norms:
+            weight.data.zero_()
     output = script.call(script.make_arguments())
     has_rest = bool(script.evaluate(f"{output}.any()"))
     script.restart()

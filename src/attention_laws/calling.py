@@ -298,6 +298,7 @@ def mask_candidates(probe: CallProbe) -> Iterator[MaskArgument]:
             if names.MASK_PATTERN.search(name)
             or names.CAUSAL_PATTERN.match(name)
             or (name in optional and documented.is_map_of(adapter.target, name, first))
+            or documented.marks_padding(adapter.target, name, first)
             if not names.GLOBAL_PATTERN.search(name)
             if not documented.is_length_of_part(adapter.target, name)
         }
@@ -356,6 +357,7 @@ def unnamed_masks(probe: CallProbe) -> Iterator[str]:
             is_known or names.may_be_context(parameter)
         )
         is_other = any(pattern.search(name) for pattern in OTHER_ARGUMENTS)
+        is_known &= not names.POSITION_IDS_PATTERN.fullmatch(name)
         is_other &= not is_known
         if is_optional and name not in known and not is_other:
             yield name
@@ -786,16 +788,21 @@ def constant_context(probe: CallProbe) -> Iterator[dict[str, Any]]:
     is given like this.
     """
     adapter = probe.adapter
+    parameters = names.parameters_by_name(adapter.target)
     named = [
         name
-        for name, value in adapter.call_args.items()
-        if value is None and names.CONTEXT_PATTERN.search(name)
-        if name not in probe.options.call_args
+        for name in parameters
+        if adapter.call_args.get(name, parameters[name].default) is None
+        if names.CONTEXT_PATTERN.search(name) and name not in probe.options.call_args
+        if not names.MASK_PATTERN.search(name) and name not in adapter.inputs
     ]
     first, *others = [*adapter.inputs, *named]
     if len(others) != 1 or probe.options.inputs:
         return
-    tokens = "seeded_randn(8, 1, 9, {d_model}).expand({batch_size}, -1, -1){dtype}"
+    axes = shapes_of_inputs(adapter).get(others[0], ("",))
+    sizes = names.constructor_sizes(adapter.target, adapter.init_args)
+    width = sizes.get(axes[-1], "{d_model}")
+    tokens = f"seeded_randn(8, 1, 9, {width}).expand({{batch_size}}, -1, -1){{dtype}}"
     yield {
         "inputs": (first,),
         "by_keyword": True,

@@ -18,6 +18,7 @@ from typing import Any
 from torch import nn
 
 from attention_laws.names import (
+    IDS_PATTERN,
     INTEGERS_PATTERN,
     LENGTHS_PATTERN,
     MASK_PATTERN,
@@ -108,7 +109,7 @@ def shapes(target: Any) -> dict[str, tuple[str, ...]]:
 
 def all_shapes(target: Any) -> dict[str, tuple[str, ...]]:
     """The documented shapes of arguments, of masks and of positions, too."""
-    texts = tuple(each.replace("`", "") for each in documentation(target))
+    texts = tuple(re.sub(":math:|`", "", each) for each in documentation(target))
     first_lines = in_one_line(docstrings(target))
     return dict(shapes_in(texts, first_lines, (*parameters_by_name(target),)))
 
@@ -220,6 +221,17 @@ def says(target: Any, pattern: str) -> bool:
     return re.search(pattern, text, re.IGNORECASE) is not None
 
 
+def marks_padding(target: Any, name: str, first: str) -> bool:
+    r"""Whether an argument has an id for each token, and 0 is documented as padding.
+
+    >>> def attend(x, item_ids): "x: (B, L, D); item_ids: (B, L), id 0 is padding"
+    >>> marks_padding(attend, "item_ids", "x"), marks_padding(attend, "x", "x")
+    (True, False)
+    """
+    is_id = IDS_PATTERN.search(name) and is_mask_of(target, name, first)
+    return bool(is_id) and says_of(target, name, r"\b0 (is|=|for|means|marks) pad")
+
+
 def pads_left(target: Any) -> bool:
     r"""Whether the documentation says that padding may be in front of the tokens.
 
@@ -263,12 +275,15 @@ def leaves_out_own(target: Any) -> bool:
     r"""Whether the documentation says that a token does not attend to itself.
 
     >>> def attend(x): "Strictly causal: token t sees tokens 0 .. t-1, not itself."
+    >>> def attend_to_others(x): "An agent never attends to itself."
     >>> def attend_to_past(x): "A token attends to itself and to those before it."
-    >>> leaves_out_own(attend), leaves_out_own(attend_to_past)
-    (True, False)
+    >>> attentions = attend, attend_to_others, attend_to_past
+    >>> [leaves_out_own(each) for each in attentions]
+    [True, True, False]
     """
     stated = (
-        r"\b(not|except|but|excluding) (to |for )?itself\b|\bstrictly causal\b"
+        r"\b(not|except|but|excluding|never (attends|looks)) (to |for |at )?itself\b"
+        r"|\bstrictly causal\b"
         r"|\b(keys|tokens|those) (strictly )?before it\b(?! and)"
     )
     flag = r"(attend|include|see)_(current|self|own|diagonal)"
@@ -633,6 +648,8 @@ def designs(target: Any) -> dict[str, str]:
         )
     if looks_ahead(target):
         found["window"] = "a look-ahead that is documented"
+    if leaves_out_own(target) and not says(target, r"\bcausal\b|\bbefore it\b"):
+        found["window"] = "tokens that do not attend to themselves"
     if is_of_pairs(target):
         found["window"] = "pairs of tokens, of which some meet"
     return found
@@ -704,6 +721,7 @@ def has_scale_of_its_own(target: Any) -> bool:
     return says(
         target,
         r"\bmu-?(p|transfer)\b|\bmaximal update|\bnot (by )?(its|the) (square )?root\b"
+        r"|\b(scores|logits)\W+(are|is)\W+not\W+(divided|scaled)\b"
         r"|\b(multiplied|scaled) by\W+\w+ ?/ ?(head_dim|d_head|dim_head|d_k)\b"
         r"|\bdivided by\b.{,150}\blayer_?(idx|index|number)\b",
     )
@@ -858,14 +876,16 @@ def has_slopes_of_code(target: Any) -> bool:
     r"""Whether a file says that its slopes of ALiBi are those of published code.
 
     >>> def attend(x): "The slopes are those of the authors' code."
-    >>> has_slopes_of_code(attend), has_slopes_of_code(counts_from_the_end)
-    (True, False)
+    >>> def attend_alike(x): "The paper's slopes, so that checkpoints may be loaded."
+    >>> attentions = attend, attend_alike, counts_from_the_end
+    >>> [has_slopes_of_code(each) for each in attentions]
+    [True, True, False]
     """
     scope = vars(inspect.getmodule(target) or object)
     functions = (f for f in scope.values() if inspect.isfunction(f))
     own = [f for f in functions if f"{f.__name__}(" in source_with_bases(target)]
     texts = [*docstrings(target), *(inspect.getdoc(f) or "" for f in own)]
-    of_code = r"(?i:slope).*\b(code|implementation|BLOOM|MPT)\b"
+    of_code = r"(?i:slope).*\b(code|implementation|checkpoints?|BLOOM|MPT)\b"
     return any(re.search(of_code, in_one_line([text])) for text in texts)
 
 

@@ -50,7 +50,7 @@ def eval_matches_train(script: Script) -> None:
     If a mask, a scale or a fast path is active in one of the two modes only, the model
     that is evaluated was never trained. Evaluation runs with dropout 0.5 configured;
     training runs with dropout 0. Both run with and without recording gradients, and so
-    does a function; with a bias beside a mask, and in images of many columns, too. A
+    does a function; with two masks at once, and in images of many columns, too. A
     flag for causal attention acts alike there, and beside dropout and returned weights.
     """
     is_module = script.adapter.is_module
@@ -65,7 +65,7 @@ def eval_matches_train(script: Script) -> None:
             continue
         assert_modes_agree(script, allowed, mask)
     if is_module:
-        assert_modes_agree_beside_bias(script)
+        assert_modes_agree_with_two_masks(script)
         assert_scales_are_limited_alike(script)
         assert_large_image_is_alike(script)
     assert_flags_act_alike(script)
@@ -87,16 +87,23 @@ def assert_large_image_is_alike(script: Script) -> None:
         assert_modes_agree(script)
 
 
-def assert_modes_agree_beside_bias(script: Script) -> None:
-    """The modes agree with a bias of the scores and a mask for padding, too."""
-    biases = [m for m in script.adapter.masks if m.kind.startswith("additive")]
-    for bias in biases if script.adapter.single_input else ():
+def assert_modes_agree_with_two_masks(script: Script) -> None:
+    """The modes agree with a mask or a bias of the scores and one for padding, too.
+
+    A path that takes one of them only may leave out the other.
+    """
+    of_scores = [
+        mask
+        for mask in script.adapter.masks
+        if mask.kind.startswith("additive") or "qk" in mask.axes
+    ]
+    for other in of_scores if script.adapter.single_input else ():
         for allowed, mask in script.padding_cases(slice(-1, None)):
-            if mask is None or mask.name == bias.name:
+            if mask is None or mask.name == other.name:
                 continue
-            text = script.mask_source(script.all_allowed(), bias)
+            text = script.mask_source(script.all_allowed(), other)
             with script.attempt():  # they may exclude each other
-                assert_modes_agree(script, allowed, mask, given={bias.name: text})
+                assert_modes_agree(script, allowed, mask, given={other.name: text})
 
 
 def assert_modes_agree(

@@ -525,8 +525,10 @@ def places_of_patches(script: Script) -> None:
     depend on positions alone: where those of patches at the same places are in the same
     proportion in two squares, they have to be so in other images.
     """
+    adapter = script.adapter
+    skip_unless(adapter.is_module, "is a function, and takes no images")
     script.restart()
-    adapter, size = script.adapter, structure.patch_size(script.evaluate("attention"))
+    size = structure.patch_size(script.evaluate("attention"))
     skip_unless(size > 1, "takes no images that it cuts into patches")
     needs_more = adapter.extra_args or adapter.required_mask or adapter.input_key
     skip_unless(adapter.single_input and not needs_more, "takes more than an image")

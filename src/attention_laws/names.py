@@ -91,7 +91,7 @@ INPUT_NAMES = (
 # Names of two inputs: what is attended to is the context.
 CONTEXT_PATTERN = re.compile(
     r"context|memory|mem$|enc(?!e|y)|kv|key_?value|cond|^xa$|source|^src|^y$|other|^x2$|ctx"
-    r"|cross|latent|image|text|media|target|flatten|history|audio|visual|^(k(eys?)?|v(alues?)?)$",
+    r"|cross|latent|image|text|caption|prompt|media|target|flatten|history|audio|visual|^(k(eys?)?|v(alues?)?)$",
     re.IGNORECASE,
 )
 # Classes that are attention.
@@ -156,10 +156,11 @@ BEGINS_PATTERN = re.compile(
 )
 SEGMENT_PATTERN = re.compile(r"(seg(ment)?|doc(ument)?|seq(uence)?|sample|group)_?ids?")
 POSITION_PATTERN = re.compile(
-    r"position|^pos(_ids)?$|freqs|rope|rotary|^(cos|sin|cos_?sin)$|input_pos|start_pos"
+    r"position|^pos(_ids)?$|freqs|rope|rotary|^(cos|sin|cos_?sin)$"
+    r"|(input|segment|start)_pos"
     r"|coord|xyz|^(points|centers|pe)$"
 )
-POSITION_IDS_PATTERN = re.compile(r"pos(ition)?_?(s|ids?)?|input_pos")
+POSITION_IDS_PATTERN = re.compile(r"pos(ition)?_?(s|ids?)?|(input|segment)_pos")
 # Optional arguments of a constructor that are the sides of an image.
 SIDE_PATTERN = re.compile(r"(\w+_)?resolution|spa[ct]ial_(dim|size)|f(eat|map)_size")
 # Other names of sides, which may not change.
@@ -362,7 +363,8 @@ UNKNOWN_PAIRS = [
         "{length}, {length}",
     )
 ]
-INTEGERS_PATTERN = re.compile(r"(^|_)(ids?|idx|index|indices|tables?|tokens?)$")
+IDS_PATTERN = re.compile(r"(^|_)(ids?|idx|index|indices)$")
+INTEGERS_PATTERN = re.compile(rf"{IDS_PATTERN.pattern}|(^|_)(tables?|tokens?)$")
 MASK_PATTERN = re.compile(
     r"(?<!head_)(?<!edge_)mask|^(key_|kv_|is_)?pad(ding|ded|s)?$|^(is_)?valid$|^adj"
     r"|(?<![hxyz]s)_pad(ding)?$"  # those of ESPnet are padded states
@@ -755,8 +757,12 @@ def find_inputs(required: Mapping[str, bool]) -> tuple[str, ...]:
         and (name.endswith("history") or not CACHE_PATTERN.match(name))
         and not REFERENCE_PATTERN.fullmatch(name)
     ]
-    # Behind an input, such names are those of sizes.
-    needed = [n for n in needed if n == needed[0] or n not in ARGUMENT_VALUES]
+    # Behind an input, such names are those of sizes, or of integers.
+    needed = [
+        n
+        for n in needed
+        if n == needed[0] or (n not in ARGUMENT_VALUES and not IDS_PATTERN.search(n))
+    ]
     roles = [n.lower().strip("x_in")[:1] for n in needed[:3]]
     ends = [n.rpartition("_")[2][:1] for n in needed[:3] if ROLE_PATTERN.search(n)]
     short = [n[-1].lower() for n in needed[:3] if len(n) < 3]
@@ -1017,7 +1023,9 @@ def context_length(target: Any) -> int:
     16
     """
     pattern = r"left_?(context|frames)|history(_len\w*)?|(mem|cache|past)_?(len|frames)"
-    parameters = inspect.signature(target).parameters if callable(target) else {}
+    parameters = (
+        inspect.signature(target).parameters if isinstance(target, type) else {}
+    )
     for name, parameter in parameters.items():
         if re.fullmatch(pattern, name) and type(parameter.default) is int:
             return int(parameter.default)

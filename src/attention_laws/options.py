@@ -186,7 +186,12 @@ def call_options(script: Script) -> None:
     skip_unless(options or chunks, "its call has no option that is off")
     for name, value in options[:MOST_OPTIONS]:
         more = {**adapter.call_args, name: ast.literal_eval(value)}
-        chosen = replace(adapter, call_args=more)
+        is_count = COUNT_PATTERN.fullmatch(name) is not None
+        if is_count and int(value) >= script.sizes.k_len:
+            continue  # of the tokens, all of which are then in it
+        # All tokens see those of a prefix.
+        is_causal = adapter.causal and not is_count
+        chosen = replace(adapter, call_args=more, causal=is_causal)
         with script.using(chosen), named_option(name, value):
             for each in (batch_independence, padding, longer_padding, rows_sum_to_one):
                 run_if_it_applies(each, script)

@@ -192,6 +192,7 @@ def test_correct_functions_pass(
     report = check(attention, device=device.type, skip="compiled", **options)
     assert report.ok, str(report)
     assert seen in str(report)
+    assert "the check itself failed" not in str(report)
     assert "formula" in [f.law.name for f in report.passed]
 
 

@@ -1,6 +1,7 @@
 """Modules that violate the laws of the formula, or come near to it."""
 
 import math
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -2124,6 +2125,38 @@ class AveragesMapsOfLayers(ReturnsMapsOfLayers):
         return weights.mean(dim=1).detach()
 
 
+@dataclass
+class OutputAndAttentions:
+    output: Tensor
+    attentions: Tensor
+
+
+class ReturnsFieldDroppedAnew(SelfAttention):
+    """The weights after dropout are a field of the result."""
+
+    anew = True
+
+    def forward(self, x: Tensor) -> OutputAndAttentions:
+        q, k, v = (self.split(layer(x)) for layer in (self.query, self.key, self.value))
+        weights = self.weigh(self.score(q, k), None)
+        dropped = self.dropout(weights)
+        returned = self.dropout(weights) if self.anew else dropped
+        return OutputAndAttentions(self.join(self.read(dropped, v)), returned)
+
+
+class ReturnsFieldAfterDropout(ReturnsFieldDroppedAnew):
+    anew = False
+
+
+class NeverItself(Correct):
+    """A player never attends to itself, if there are others."""
+
+    def forward(self, own: Tensor, others: Tensor) -> Any:  # type: ignore[override]
+        shape = own.shape[1], others.shape[1]
+        seen = ~torch.eye(*shape, dtype=torch.bool, device=own.device)
+        return super().forward(own, others, others, seen[None])
+
+
 VIOLATING: Violations = {
     "rows_sum_to_one": [
         (attend_to_filling, {}),
@@ -2138,6 +2171,7 @@ VIOLATING: Violations = {
         (ReturnsUnmaskedMaps, {}),
     ],
     "weights_match_output": [
+        (ReturnsFieldDroppedAnew, {}),
         (TellsWhatWasWeighed, {}),
         (TalkingAndTellingUnmixed, {}),
         (DrawsWeightsAgain, {}),
@@ -2212,6 +2246,7 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("weights_match_output", ReturnsFieldAfterDropout),
     ("rows_sum_to_one", attend_to_blocks),
     ("formula", CapsScaledProducts),
     ("weights_match_output", MapsOfValues),
@@ -2305,6 +2340,9 @@ PASSING_ONE: Passes = [
 
 
 EXCUSED: Excuses = [
+    ("query_independence", NeverItself, "a query does not see the key of its place"),
+    ("key_permutation", NeverItself, "tokens that do not attend to themselves"),
+    ("allowed_keys_attended", NeverItself, "tokens that do not attend to themselves"),
     ("formula", causal_linear_attention, "its code has `causal_linear_attention`"),
     ("equal_values", RoundsToBytes, "has values without gradients"),
     ("formula", FactorsOfAttention, "projections not found"),

@@ -1319,11 +1319,43 @@ class KeepsHiddenQuestions(HidesQuestions):
         return self.kept
 
 
+class OneMaskInInference(SelfAttention):
+    r"""With the masks of `nn.TransformerEncoderLayer`, True for what is hidden.
+
+    Shape:
+        - x: :math:`(N, L, E)`
+        - src_mask: bool :math:`(L, L)`
+        - src_key_padding_mask: bool :math:`(N, L)`
+    """
+
+    forgets = True
+
+    def forward(  # type: ignore[override]
+        self,
+        x: Tensor,
+        src_mask: Tensor | None = None,
+        src_key_padding_mask: Tensor | None = None,
+    ) -> Any:
+        hidden = torch.zeros(1, 1, 1, dtype=torch.bool, device=x.device)
+        if src_mask is not None:
+            hidden = hidden | src_mask[None].expand(1, *src_mask.shape[-2:])
+        is_fast = not (self.training or torch.is_grad_enabled()) and self.forgets
+        if src_key_padding_mask is not None and not (is_fast and src_mask is not None):
+            hidden = hidden | src_key_padding_mask[:, None]
+        return Correct.forward(self, x, x, x, ~hidden)
+
+
+class BothMasksInInference(OneMaskInInference):
+    forgets = False
+    __doc__ = OneMaskInInference.__doc__
+
+
 VIOLATING: Violations = {
     "finite_in_half": [
         (RectifiedLinearInHalf, {}),
     ],
     "eval_matches_train": [
+        (OneMaskInInference, {}),
         (MaskReplacesFuture, {}),
         (BiasOrPadding, {}),
         (LimitsScaleInTraining, {}),
@@ -1420,6 +1452,7 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("eval_matches_train", BothMasksInInference),
     ("earlier_calls", attend_within_band),
     ("eval_matches_train", attend_with_ends_aligned),
     ("dropout", ReadsDropoutOfConfig),

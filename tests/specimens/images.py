@@ -794,6 +794,33 @@ class ScalesPlaces(CutsPatches):
         return 12 * row // rows, 12 * column // columns
 
 
+class PixelsNeedContext(NormalizedImage):
+    """x (b, c, h, w) attends to context (b, s, context_dim), which it needs."""
+
+    def __init__(self, d_model: int, heads: int, context_dim: int = 20) -> None:
+        super().__init__(d_model, heads)
+        self.projection = nn.Linear(d_model, d_model)
+        self.of_context = nn.Linear(context_dim, 2 * d_model)
+
+    def forward(self, x: Tensor, context: Tensor | None = None) -> Any:  # type: ignore[override]
+        if context is None:
+            raise ValueError("this block needs a context")
+        q = self.split(self.projection(self.norm(x).flatten(2).mT))
+        k, v = map(self.split, self.of_context(context).chunk(2, dim=-1))
+        y = self.join(self.read(self.dropout(self.weigh(self.score(q, k), None)), v))
+        return x + self.pixels(y.mT, x)
+
+    def pixels(self, y: Tensor, x: Tensor) -> Tensor:
+        return y.reshape(x.shape)
+
+
+class ColumnsOfContext(PixelsNeedContext):
+    """x (b, c, h, w) attends to context (b, s, context_dim), which it needs."""
+
+    def pixels(self, y: Tensor, x: Tensor) -> Tensor:
+        return y.reshape(*x.shape[:2], x.shape[3], x.shape[2]).mT
+
+
 VIOLATING: Violations = {
     "sampling_offsets": [
         (SamplesMapsByHeight, {}),
@@ -824,6 +851,7 @@ VIOLATING: Violations = {
         (WrapsColumns, {"layout": "image_channels_last"}),
     ],
     "pixels_in_place": [
+        (ColumnsOfContext, {}),
         (AroundNodesAsGiven, {"layout": "image_channels_last"}),
         (PairsOfEndingNodesLeft, {}),
         (PixelsByColumns, {"layout": "image"}),
@@ -848,6 +876,7 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("pixels_in_place", PixelsNeedContext),
     ("periodic_axis", OverDateLine),
     ("pixels_in_place", AroundNodes),
     ("periodic_axis", OnSmallGlobe),

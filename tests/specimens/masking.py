@@ -18,6 +18,7 @@ from specimens.base import (
     LocalAndGlobal,
     MaskedSelfAttention,
     Passes,
+    Rotary,
     Segments,
     SelfAttention,
     TextAndImages,
@@ -2028,6 +2029,35 @@ class PadsWholeBlocks(Correct):
         return super().forward(x, x, x, near & seen)
 
 
+class SegmentPositions(Rotary):
+    """Causal; has rotary positions.
+
+    * x [B, L, D]
+    * segment_pos [B, L] rotary positions, default counts from the start
+    * pad_mask [B, L] bool, True = valid
+    """
+
+    def forward(  # type: ignore[override]
+        self,
+        x: Tensor,
+        segment_pos: Tensor | None = None,
+        pad_mask: Tensor | None = None,
+    ) -> Any:
+        count = torch.arange(x.shape[1], device=x.device)
+        self.given = count if segment_pos is None else segment_pos[:, None]
+        ones = torch.ones(1, x.shape[1], x.shape[1], dtype=torch.bool, device=x.device)
+        allowed = ones.tril() if pad_mask is None else ones.tril() & pad_mask[:, None]
+        return Correct.forward(self, x, x, x, allowed)
+
+    def turn(self, x: Tensor) -> Tensor:
+        angle = self.given[..., None] * 0.3 ** torch.arange(x.shape[3] // 2).to(
+            x.device
+        )
+        angle = angle.repeat_interleave(2, dim=-1)
+        other = torch.stack([-x[..., 1::2], x[..., ::2]], dim=-1).flatten(-2)
+        return x * angle.cos().to(x) + other * angle.sin().to(x)
+
+
 VIOLATING: Violations = {
     "allowed_keys_attended": [
         (IgnoresSameShape, {}),
@@ -2137,6 +2167,7 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("padding", SegmentPositions),
     ("padding", PadsWholeBlocks),
     ("padding", AddsDocumentedMask),
     ("causality", TrimsCacheLast),

@@ -1234,6 +1234,28 @@ class CausalFromFirstWithoutMask(AlignedToLastKey):
         return context_mask is not None
 
 
+class PrefixOfCall(MaskedSelfAttention):
+    """Causal; all tokens see the first `prefix_length` ones; `mask`: True for real."""
+
+    sees_padding = False
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, mask: Tensor | None = None, prefix_length: int = 0
+    ) -> Any:
+        ones = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device)
+        seen = ones.tril() | (ones.cumsum(dim=1) <= prefix_length)
+        allowed = seen.expand(len(x), -1, -1)
+        if mask is not None and not (prefix_length and self.sees_padding):
+            allowed = allowed & mask[:, None].bool()
+        q, k, v = (self.split(layer(x)) for layer in (self.query, self.key, self.value))
+        weights = self.weigh(self.score(q, k), allowed) * allowed[:, None]
+        return self.join(self.read(self.dropout(weights), v)), weights
+
+
+class PrefixSeesPadding(PrefixOfCall):
+    sees_padding = True
+
+
 VIOLATING: Violations = {
     "causality": [(MaskOfStackedHeads, {})],
     "constructor_options": [
@@ -1270,6 +1292,7 @@ VIOLATING: Violations = {
         (CausalFromFirstWithoutMask, {}),
     ],
     "call_options": [
+        (PrefixSeesPadding, {}),
         (paged_window_of_longest, {}),
         (attend_to_last_pages, {}),
         (WindowOfSeveralQueries, {}),
@@ -1281,6 +1304,7 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("call_options", PrefixOfCall),
     ("constructor_options", NarrowAndWide),
     ("constructor_options", SlicesWithoutGradients),
     ("relative_table", OfBuckets),

@@ -423,6 +423,13 @@ def attend_and_merge(
     return torch.einsum("bhqk,bkhd->bqhd", scores.softmax(dim=-1), v).flatten(2)
 
 
+class LogitsAsTheyAre(SelfAttention):
+    """As in T5, the logits are *not* divided by the root of the width."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return q @ k.mT
+
+
 VIOLATING: Violations = {
     "score_independence": [(ScoresOfTwoQueries, CAUSAL)],
     "score_scale": [
@@ -447,6 +454,7 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("formula", LogitsAsTheyAre),
     ("formula", attend_and_merge),
     ("large_scores", NormInHalf),
     ("large_scores", PoolsWithMaximum),
