@@ -828,6 +828,8 @@ def second_inputs(probe: CallProbe) -> Iterator[dict[str, Any]]:
         is_named = is_named or names.is_given_to_layer(adapter.target, name)
         if value is not None or not (is_named or names.may_be_context(parameter)):
             continue
+        if any("+" in axis for axis in shapes.get(name, ())):
+            continue  # its length is that of the input, and more
         others = {n: v for n, v in adapter.call_args.items() if n != name}
         fields = {"inputs": (*adapter.inputs, name), "by_keyword": True, "k_len": 7}
         rest = CallProbe(replace(adapter, call_args=others), probe.options)

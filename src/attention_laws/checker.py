@@ -1068,6 +1068,8 @@ def check(
                 elif law.name in LAWS_OF_WEIGHTS and not adapter.weights_source:
                     returning = with_weights(*given) if returning is None else returning
                     each_of += returning
+                elif law is execution.compiled and both is not None:
+                    del each_of[1:]  # which makes the same call
                 found = [
                     check_law(law, each, stated, thorough, insist) for each in each_of
                 ]

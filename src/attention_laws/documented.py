@@ -30,7 +30,7 @@ from attention_laws.source import source_of, source_with_bases
 # The shapes of arguments in a docstring or a comment: "query, key: tensors [b, n, d]".
 SHAPE_PATTERN = re.compile(
     r"((?:\w+\*{0,2}, )*\w+)\*{0,2}(?: \([^()]*\))? ?: ?(?:[^:;()\[\]\n]* )?"
-    r"[\[(]((?:[\w*. /]+, ?)*[\w*. /]+),?[\])]"
+    r"[\[(]((?:[\w*. /+]+, ?)*[\w*. /+]+),?[\])]"
 )
 NO_FLOATS = (MASK_PATTERN, POSITION_PATTERN, INTEGERS_PATTERN)
 # The same in columns of a table: "query  (B, N, D)".
@@ -219,6 +219,19 @@ def says(target: Any, pattern: str) -> bool:
     """Whether the documentation has a pattern, in small letters or in capitals."""
     text = in_one_line(documentation(target))
     return re.search(pattern, text, re.IGNORECASE) is not None
+
+
+def first_id(target: Any) -> set[int]:
+    r"""The id with which a text is documented to begin.
+
+    >>> def translate(ids): "Token 0 is padding, 1 begins a sentence, 2 ends it."
+    >>> first_id(translate), first_id(len)
+    ({1}, set())
+    """
+    begins = (
+        r"(?i)\b(\d+)\W+(?:begins|starts|(?:is|=) (?:the )?(?:bos|sos|start|begin))"
+    )
+    return {*map(int, re.findall(begins, in_one_line(documentation(target))))}
 
 
 def marks_padding(target: Any, name: str, first: str) -> bool:
@@ -578,13 +591,17 @@ def has_last_queries(target: Any) -> bool:
     r"""Whether queries are documented to be the last of the tokens that are keys.
 
     >>> def attend(x, context): "x: the last n positions; context: all of them"
+    >>> def attend_for(x, context): "The queries are the last of the keys."
     >>> def attend_to(x, context): "x: queries. The last tokens may be padding."
-    >>> has_last_queries(attend), has_last_queries(attend_to)
-    (True, False)
+    >>> [has_last_queries(each) for each in (attend, attend_for, attend_to)]
+    [True, True, False]
     """
     first = next(iter(parameters_by_name(target)), "")
-    last = r"\b(last|latest|most recent) (\w+ )?(tokens|positions|queries)\b"
-    return bool(first) and says_of(target, first, last)
+    last = r"\b(last|latest|most recent)\W+([\w<=`]+ ){,4}"
+    of_tokens = rf"{last}(tokens|positions|queries|steps|frames)\b"
+    if says(target, r"\bqueries are the (last|latest|most recent)\b"):
+        return True
+    return bool(first) and says_of(target, first, of_tokens)
 
 
 def sees_last_image(target: Any) -> bool:
@@ -988,9 +1005,10 @@ HIDDEN_PATTERN = (
     r"pad\w*|masked|ignored?|hid\w+|blocked|excluded|invalid|forbidden|missing|empty"
     r"|(?:may|can|must|should) ?not"
 )
-SEEN_PATTERN = r"real|valid|kept|keep|visible|allowed|attend\w*"
+SEEN_PATTERN = r"real|valid|kept|keep|visible|allowed|attend\w*|sees"
 MEANING_PATTERN = re.compile(
-    r"\b((?:not|\w+n['’]t) (?:to )?(?:be )?|non-?|never |un)?"
+    r"\b((?:not|\w+n['’]t) (?:to )?(?:be )?|non-?|never |un"
+    r"|no(?:body|thing| one| query) )?"
     rf"({HIDDEN_PATTERN}|{SEEN_PATTERN})\b",
     re.IGNORECASE,
 )
@@ -1011,6 +1029,9 @@ def hides_where_true(target: Any, mask: str) -> bool | None:
     >>> def attend_in(x, adj): "adj: 1/0 with 0 = padding"
     >>> hides_where_true(attend_along, "adj"), hides_where_true(attend_in, "adj")
     (False, False)
+    >>> def attend_if(x, valid): "valid: False for steps that no query sees."
+    >>> hides_where_true(attend_if, "valid")
+    False
     """
     said = set()
     names = "|".join(map(re.escape, parameters_by_name(target)))
@@ -1146,8 +1167,12 @@ def sizes(axes: tuple[str, ...]) -> dict[str, str]:
     {'b': '{batch_size}', 'm': '{length}', 'd': '{d_model}'}
     >>> sizes(("t", "b", "d"))
     {'t': '{length}', 'b': '{batch_size}', 'd': '{d_model}'}
+    >>> sizes(("b", "s", "n", "d"))
+    {'b': '{batch_size}', 's': '{rows}', 'n': '{columns}', 'd': '{d_model}'}
     """
     before: tuple[str, ...] = ("{batch_size}", "{length}", "{heads}")
+    if len(axes) == 4 and not any(map(HEADS_PATTERN.search, axes)):
+        before = ("{batch_size}", "{rows}", "{columns}")
     if is_time_first(axes) or (len(axes) == 3 and BATCH_PATTERN.match(axes[1])):
         before = ("{length}", "{batch_size}")
     if len(axes) == 4 and HEADS_PATTERN.search(axes[1]):
@@ -1345,13 +1370,18 @@ def template(
     '(seeded_randn(520, 1, 3){dtype} * {d_model} ** -0.5).expand({length} ** 2, -1)'
     >>> template("e", ("n", "d"), {"n": "{length}"})
     '(seeded_randn(101, 1, {d_model}){dtype} * {d_model} ** -0.5).expand({length}, -1)'
+    >>> template("known", ("T + horizon", "2"), {"T": "{length}"})
+    'seeded_randn(557, {length} + 3, 2){dtype} * {d_model} ** -0.5'
     """
-    *before, last = axes
+    *before, last = axes = [*axes]
     of_heads = {n: "{heads}" for n in before if HEADS_PATTERN.search(n)}
     of_edges = {n: ALL_EDGES for n in before if EDGES_PATTERN.fullmatch(n)}
     known = of_heads | of_edges | known | {n: n for n in axes if n.isdigit()}
+    # What is beside the known tokens, such as a horizon, is three more.
+    sums = [re.fullmatch(r"(\w+) ?\+ ?[a-z]\w*", axis) for axis in axes]
+    known |= {s[0]: f"{known[s[1]]} + 3" for s in sums if s and s[1] in known}
     shape = [known.get(axis, width) for axis in (*before, last)]
-    counts = {"{length}", "{k_len}", ALL_EDGES}
+    counts = {"{length}", "{k_len}", "{rows}", "{columns}", ALL_EDGES}
     if are_integers:
         return f"torch.zeros({', '.join(shape)}, dtype=torch.int64){{device}}"
     if not before and LENGTHS_PATTERN.search(name):  # of a part, such as a prefix

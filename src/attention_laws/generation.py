@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attention_laws import names
+from attention_laws import documented, names
 from attention_laws.adapter import Adapter, MaskArgument
 from attention_laws.cached_calls import owned_tensors
 from attention_laws.calling import context_of_all_items
@@ -48,8 +48,9 @@ GREEDY: tuple[dict[str, str], ...] = (
     *({"sample": "False"}, {"temperature": "0.0"}),
 )
 
-# Tokens of the texts that are continued, one after the other, and of what is added.
-TEXT_LENGTHS = (5, 3, 7)
+# Tokens of the texts that are continued, one after the other, and of what is added. The
+# second one has the shape of the first.
+TEXT_LENGTHS = (5, 5, 3, 7)
 NEW_TOKENS = 8
 
 
@@ -71,8 +72,8 @@ def generated_tokens(script: Script) -> None:
     script.exec_line("zero_biases(attention)")
     calls = [each for name in methods for each in greedy_calls(script, name)]
     skip_unless(calls, "no method was found that takes the largest logit")
-    for length in TEXT_LENGTHS:
-        assert_largest_is_chosen(script, *calls[0], length)
+    for number, length in enumerate(TEXT_LENGTHS):
+        assert_largest_is_chosen(script, *calls[0], length, number)
 
 
 def start_with_ids(script: Script) -> None:
@@ -131,16 +132,19 @@ def greedy_calls(script: Script, method: str) -> Iterator[tuple[str, dict[str, s
 def all_equal(script: Script, *names_of_ids: str) -> bool:
     """Whether the values are tensors of integers, and the same."""
     first, second = map(script.evaluate, names_of_ids)
-    is_of_ids = isinstance(first, Tensor) and first.dtype == torch.int64
-    return is_of_ids and first.dim() == 2 and torch.equal(first, second)
+    return is_ids(first) and torch.equal(first, second)
 
 
-def text_of_ids(script: Script, length: int) -> str:
-    """A variable of token ids, `[batch_size, length]`, which are all different."""
+def text_of_ids(script: Script, length: int, number: int = 0) -> str:
+    """A variable of token ids, `[batch_size, length]`, which are all different.
+
+    Texts of another `number` have others at the same places.
+    """
     shape = f"{script.sizes.batch_size}, {length}"
     count = script.sizes.batch_size * length
     usual = min(vocabularies(script)) - 2 * FIRST_ID
-    ids = f"(7 * torch.arange({count}) % {usual} + {FIRST_ID}).view({shape})"
+    order = f"torch.arange({number}, {number + count})"
+    ids = f"(7 * {order} % {usual} + {FIRST_ID}).view({shape})"
     return script.assign("text", ids + script.to_device())
 
 
@@ -158,17 +162,27 @@ def generate(
     text: str,
     model: str = "attention",
 ) -> str:
-    """Continue a text; return the variable of all that the method returns."""
+    """Continue a text; return the variable of the ids that the method returns."""
     count = script.evaluate(text).shape[1] + NEW_TOKENS
     parts = [text, *(f"{n}={value.format(count=count)}" for n, value in given.items())]
-    return script.assign("tokens", f"{model}.{method}({', '.join(parts)})")
+    tokens = script.assign("tokens", f"{model}.{method}({', '.join(parts)})")
+    beside = [
+        index for index, x in parts_of(script.evaluate(tokens)).items() if is_ids(x)
+    ]
+    return script.assign("tokens", f"{tokens}{beside[0]}") if beside else tokens
+
+
+def is_ids(value: Any) -> bool:
+    """Whether a value is the ids of the tokens of each batch item."""
+    is_tensor = isinstance(value, Tensor) and value.dtype == torch.int64
+    return is_tensor and value.dim() == 2
 
 
 def assert_largest_is_chosen(
-    script: Script, method: str, given: dict[str, str], length: int
+    script: Script, method: str, given: dict[str, str], length: int, number: int
 ) -> None:
     """Each token behind a text of this length has the largest logit there."""
-    text = text_of_ids(script, length)
+    text = text_of_ids(script, length, number)
     tokens = generate(script, method, given, text)
     if translates(script):  # behind a first token, which may be returned, too
         length, start = 1, start_id(script, method)
@@ -229,8 +243,9 @@ def index_of_logits(result: Any, sizes: set[int], axes: int = 3) -> str | None:
 
 
 def start_id(script: Script, method: str) -> int:
-    """The id with which a translation begins, if there is one of such a name."""
-    found = ids_named(script, method, START_PATTERN)
+    """The id with which a translation begins, by its name or the documentation."""
+    stated = documented.first_id(script.adapter.target)
+    found = ids_named(script, method, START_PATTERN) or stated
     skip_unless(len(found) == 1, "the id with which a text begins is not known")
     return found.pop()
 

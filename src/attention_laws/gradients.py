@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from attention_laws import documented, names, structure
 from attention_laws.adapter import Adapter, MaskArgument
@@ -572,6 +572,8 @@ def assert_gradients_arrive(
         if script.evaluate(f"{grad} is None"):
             if only_chooses(script, args, name) or is_of_other_axes(script, name):
                 continue
+            if is_used_in_other_part(script.evaluate("attention"), name):
+                continue
         if name not in adapter.unused_parameters:
             script.assert_true(f"{grad} is not None", f"`{name}` receives no gradient")
             if not structure.is_bias(name) and not has_constant:
@@ -586,6 +588,37 @@ def optional_keys(adapter: Adapter) -> list[str]:
         return []
     first = next(iter(names.parameters_by_name(adapter.target)))
     return re.findall(rf"\b{first}\.get\([\"'](\w+)", source_with_bases(adapter.target))
+
+
+def is_used_in_other_part(module: nn.Module, name: str) -> bool:
+    r"""Whether another part of the same class has a gradient for a parameter.
+
+    Layers of an encoder may have what only those of a decoder use. Other parameters of
+    the part have one: it is not left out.
+
+    >>> class Layer(nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.own, self.cross = nn.Linear(1, 1), nn.Linear(1, 1)
+    >>> layers = nn.ModuleList([Layer(), Layer()])
+    >>> layers[1].own(layers[0].cross(layers[0].own(torch.ones(1)))).backward()
+    >>> is_used_in_other_part(layers, "1.cross.weight")
+    True
+    """
+    parts = dict(module.named_modules())
+    weights = dict(module.named_parameters())
+    path = name.split(".")
+    for count in range(1, len(path) - 1):
+        prefix, rest = ".".join(path[:count]), ".".join(path[count:])
+        if not structure.is_of_user(type(parts[prefix])):
+            continue
+        beside = [w for n, w in weights.items() if n.startswith(f"{prefix}.")]
+        alike = [n for n, p in parts.items() if type(p) is type(parts[prefix])]
+        others = [weights[f"{n}.{rest}"] for n in alike if f"{n}.{rest}" in weights]
+        if any(w.grad is not None for w in beside):
+            if any(w.grad is not None for w in others):
+                return True
+    return False
 
 
 def is_of_other_axes(script: Script, name: str) -> bool:

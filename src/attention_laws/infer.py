@@ -586,7 +586,8 @@ def accepts_other_batch(
     if fields["layout"] == "bdl" and not is_fixed:
         if probe.try_call(**fields, **{**more, "k_len": 7}) is None:
             return False
-    is_guessed = "{batch_size}" in str(fields.get("extra_args")) or "inputs" in fields
+    guessed = str(fields.get("extra_args"))
+    is_guessed = "{batch_size}" in guessed or "{query}" in guessed or "inputs" in fields
     if not is_guessed and fields["output_index"] != NUMBER_OF_EACH:
         return True
     return probe.try_call(**fields, **more, batch_size=6) is not None

@@ -410,6 +410,8 @@ def mask_of_any_name(probe: CallProbe, name: str) -> MaskArgument | None:
     if hides is not None:
         kinds = ("ignore", "ignore_int") if hides else ("attend", "attend_int")
         stated = [mask for kind in kinds for mask in encodings_of(name, kind)]
+        count = len(documented.all_shapes(probe.adapter.target).get(name, ()))
+        stated.sort(key=lambda mask: len(mask.axes) != count)
         leaks = [(mask_leakage(probe, mask), n) for n, mask in enumerate(stated)]
         # One that hides nothing may be of queries.
         known = [(leak, n) for leak, n in leaks if leak is not None and leak < 0.99]

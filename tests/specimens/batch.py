@@ -1810,8 +1810,38 @@ class HistoryWithOtherIds(HistoryWithIds):
         return real.repeat(self.heads, 1)
 
 
+class RowsOfPairs(SelfAttention):
+    """
+    m: [B, N_seq, N_res, c_m]
+    z: [B, N_res, N_res, c_z], biases the attention of each row of its own item
+    """
+
+    def __init__(self, d_model: int, c_z: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.of_pairs = nn.Linear(c_z, heads, bias=False)
+
+    def forward(self, m: Tensor, z: Tensor) -> Any:  # type: ignore[override]
+        self.bias = self.for_rows(self.of_pairs(z).permute(0, 3, 1, 2), m.shape[1])
+        rows = m.flatten(0, 1)
+        return Correct.forward(self, rows, rows, rows).view(m.shape)
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().score(q, k) + self.bias
+
+    def for_rows(self, bias: Tensor, count: int) -> Tensor:
+        return bias.repeat_interleave(count, dim=0)
+
+
+class RowsOfOtherPairs(RowsOfPairs):
+    __doc__ = RowsOfPairs.__doc__
+
+    def for_rows(self, bias: Tensor, count: int) -> Tensor:
+        return bias.repeat(count, 1, 1, 1)
+
+
 VIOLATING: Violations = {
     "batch_independence": [
+        (RowsOfOtherPairs, {}),
         (HistoryWithOtherIds, {}),
         (DetectsInLargest, {}),
         (TiedRowsOfDeepest, {}),
@@ -1889,6 +1919,7 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("batch_independence", RowsOfPairs),
     ("batch_independence", HistoryWithIds),
     ("batch_independence", of_patches(DetectsInImages)),
     ("batch_independence", TiedRows),

@@ -872,6 +872,32 @@ class ResamplesFrames(Correct):
         return super().forward(latents, x, x, mask if mask is None else mask[:, None])
 
 
+class OneLayer(nn.Module):
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__()
+        self.attend, self.norm = Correct(d_model, heads), nn.LayerNorm(d_model)
+
+    def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
+        if context is None:
+            context = x
+        else:
+            x = self.norm(x)
+        y: Tensor = self.attend(x, context, context)
+        return y
+
+
+class LayersOfTwoKinds(nn.Module):
+    """The norm of the first layer is only used by the second one."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__()
+        self.encoder, self.decoder = OneLayer(d_model, heads), OneLayer(d_model, heads)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.decoder(x, self.encoder(x))
+        return y
+
+
 VIOLATING: Violations = {
     "gradients": [
         (NoneOfOneQuery, {}),
@@ -898,6 +924,7 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("parameter_gradients", LayersOfTwoKinds),
     ("parameter_gradients", ResamplesFrames),
     ("parameter_gradients", AllHeadsOfThree),
     ("gradients", OneOfOneQuery),

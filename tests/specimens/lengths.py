@@ -898,8 +898,56 @@ class ForecastsFromEnd(ForecastsWithGaps):
         return super().forward(future, past_values + pos, past_observed)
 
 
+class LastOfKeys(Correct):
+    """The queries are the last of the keys; scores depend on their distance."""
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Any:  # type: ignore[override]
+        return super().forward(query, key, value)
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        places = torch.arange(k.shape[2], device=k.device)
+        of_queries = self.first(q, k) + places[: q.shape[2], None]
+        return super().score(q, k) + (places - of_queries).cos().to(q)
+
+    def first(self, q: Tensor, k: Tensor) -> int:
+        return k.shape[2] - q.shape[2]
+
+
+class LastCountedFromFirst(LastOfKeys):
+    """The queries are the last of the keys; scores depend on their distance."""
+
+    def first(self, q: Tensor, k: Tensor) -> int:
+        return 0
+
+
+class PadsOfNewest(Correct):
+    """Queries are the *last* Q steps of the history, which they see up to their own.
+
+    valid [B, T] (bool): False for steps that no query sees.
+    """
+
+    forgets = False
+
+    def forward(  # type: ignore[override]
+        self, query: Tensor, history: Tensor, valid: Tensor | None = None
+    ) -> Any:
+        count = query.shape[1], history.shape[1]
+        seen = torch.ones(1, *count, dtype=torch.bool, device=query.device)
+        seen = seen.tril(count[1] - count[0])
+        if valid is not None and not (self.forgets and count[0] == 1):
+            seen = seen & valid[:, None]
+        return super().forward(query, history, history, seen)
+
+
+class ForgetsPadsOfNewest(PadsOfNewest):
+    __doc__ = PadsOfNewest.__doc__
+    forgets = True
+
+
 VIOLATING: Violations = {
     "long_sequences": [
+        (ForgetsPadsOfNewest, {}),
+        (LastCountedFromFirst, {}),
         (RescalesIfAllGrow, {}),
         (attend_from_first_in_chunks, {}),
         (AddsUpInHalf, CAUSAL),
@@ -925,6 +973,8 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("long_sequences", PadsOfNewest),
+    ("long_sequences", LastOfKeys),
     ("long_sequences", RecurrentToMemory),
     ("long_sequences", DecoderOfMemoryOfLengths),
     ("causality", DecoderOfPaddedMemory),

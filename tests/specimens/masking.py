@@ -2058,6 +2058,22 @@ class SegmentPositions(Rotary):
         return x * angle.cos().to(x) + other * angle.sin().to(x)
 
 
+class KeepsForNobody(SelfAttention):
+    """keep: bool (B, N), False for tokens that nobody attends to."""
+
+    def forward(self, x: Tensor, keep: Tensor | None = None) -> Any:  # type: ignore[override]
+        return Correct.forward(self, x, x, x, None if keep is None else keep[:, None])
+
+
+class MasksOfFirstRow(SelfAttention):
+    """nonpadding: None or [batch, length], 1 for real tokens and 0 for padding."""
+
+    def forward(self, x: Tensor, nonpadding: Tensor | None = None) -> Any:  # type: ignore[override]
+        if nonpadding is not None:
+            nonpadding = nonpadding.bool().view(len(x), -1, x.shape[1])[:, :1]
+        return Correct.forward(self, x, x, x, nonpadding)
+
+
 VIOLATING: Violations = {
     "allowed_keys_attended": [
         (IgnoresSameShape, {}),
@@ -2167,6 +2183,7 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("padding", KeepsForNobody),
     ("padding", SegmentPositions),
     ("padding", PadsWholeBlocks),
     ("padding", AddsDocumentedMask),
@@ -2266,6 +2283,11 @@ PASSING_ONE: Passes = [
 
 
 EXCUSED: Excuses = [
+    (
+        "causality",
+        MasksOfFirstRow,
+        "has no mask that could make it causal",
+    ),
     ("padding", WithPrior, "has no mask"),
     ("fully_masked_rows", ClearsPaddingOfFrames, "has a length of 0"),
     ("integer_mask", BoolsAtPadding, "takes no bool mask"),

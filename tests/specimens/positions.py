@@ -1588,6 +1588,47 @@ class TableBesideOneRow(RelativeTable):
         return super().forward(x) * alone.mean()
 
 
+class WindowsOfPaddedMap(SelfAttention):
+    """x is [B, H*W, dim] in row-major order, `hw=(H, W)`; windows are padded."""
+
+    def __init__(self, dim: int, heads: int, window_size: int = 3) -> None:
+        super().__init__(dim, heads)
+        self.side = window_size
+        count = (2 * window_size - 1) ** 2
+        self.bias_table = nn.Parameter(torch.zeros(count, heads))
+
+    def forward(self, x: Tensor, hw: tuple[int, int]) -> Any:  # type: ignore[override]
+        side, (height, width) = self.side, hw
+        more = 0, 0, 0, -width % side, 0, -height % side
+        image = nn.functional.pad(x.view(len(x), height, width, -1), more)
+        real = nn.functional.pad(torch.ones_like(x[:1, :, :1]).view(1, *hw, 1), more)
+        parts, seen = map(self.windows, (image, real))
+        allowed = (seen > 0).mT.repeat(len(x), 1, 1)
+        y = Correct.forward(self, parts, parts, parts, allowed)
+        rows, columns = (n // side for n in image.shape[1:3])
+        y = y.view(len(x), rows, columns, side, side, -1).transpose(2, 3)
+        return y.reshape(image.shape)[:, :height, :width].reshape(x.shape)
+
+    def windows(self, image: Tensor) -> Tensor:
+        parts = image.unflatten(2, (-1, self.side)).unflatten(1, (-1, self.side))
+        return parts.transpose(2, 3).reshape(-1, self.side**2, image.shape[-1])
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        place = torch.arange(self.side**2, device=q.device)
+        row, column = place // self.side, place % self.side
+        rows, columns = (n[:, None] - n + self.side - 1 for n in (row, column))
+        bias = self.bias_table[rows * self.stride() + columns]
+        return super().score(q, k) + bias.permute(2, 0, 1)
+
+    def stride(self) -> int:
+        return 2 * self.side - 1
+
+
+class WindowsOfSharedOffsets(WindowsOfPaddedMap):
+    def stride(self) -> int:
+        return 2 * self.side - 2
+
+
 VIOLATING: Violations = {
     "moved_coordinates": [
         (MovesAtomsTooFar, {}),
@@ -1655,6 +1696,7 @@ VIOLATING: Violations = {
         (RotatesShareOfHead, {}),
     ],
     "relative_table": [
+        (WindowsOfSharedOffsets, {}),
         (BiasFromMiddle, {}),
         (BucketsBehindTheLast, {}),
         (LastRowUnused, {}),
@@ -1671,6 +1713,7 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("relative_table", WindowsOfPaddedMap),
     ("linear_bias", LayersOfSixSlopes),
     ("relative_positions", RotatesByShares),
     ("relative_positions", RotatesByThree),
