@@ -632,6 +632,10 @@ def filled_arguments(probe: CallProbe) -> Iterator[dict[str, Any]]:
             yield fields
 
 
+# What has values of its own, whatever its shape is.
+OF_EXTRA = names.REFERENCE_PATTERN, names.BEGINS_PATTERN
+
+
 def values_of_required(probe: CallProbe) -> dict[str, list[str]]:
     """Source texts for each of the required arguments that are no inputs."""
     adapter, given = probe.adapter, probe.options.call_args
@@ -667,7 +671,7 @@ def values_of_required(probe: CallProbe) -> dict[str, list[str]]:
             templates[name] = [text]
         elif documented.is_map_of(adapter.target, name, adapter.inputs[0]):
             templates[name] = [MAP_OF_INTEGERS] if name in integers else [MAP]
-        elif name in shapes and not names.REFERENCE_PATTERN.fullmatch(name):
+        elif name in shapes and not any(p.fullmatch(name) for p in OF_EXTRA):
             axes = documented.axes_of_input(adapter.inputs[0], shapes)
             known = documented.sizes(axes)
             known = names.constructor_sizes(adapter.target, adapter.init_args) | known
@@ -835,6 +839,8 @@ def second_inputs(probe: CallProbe) -> Iterator[dict[str, Any]]:
         rest = CallProbe(replace(adapter, call_args=others), probe.options)
         for more in ({"call_args": others}, *filled_arguments(rest)):
             yield fields | more
+        if names.CONTEXT_PATTERN.search(adapter.inputs[0]):  # it may come first
+            yield {**fields, "inputs": (name, *adapter.inputs), "call_args": others}
 
 
 def packed_contexts(probe: CallProbe) -> Iterator[dict[str, Any]]:
@@ -875,8 +881,12 @@ def packed_inputs(probe: CallProbe) -> Iterator[dict[str, Any]]:
     Or with one more axis.
     """
     if len(probe.adapter.inputs) < 3:
-        last = probe.adapter.inputs[-1]
-        for packing in names.packings(probe.adapter.target, last):
+        last, target = probe.adapter.inputs[-1], probe.adapter.target
+        packings = names.packings(target, last)
+        # Three heads would be taken for queries, keys and values.
+        axes = documented.all_shapes(target).get(last, ())
+        stated = [p for p in packings if p.endswith(f", {place_of_count(axes)})")]
+        for packing in stated or packings:
             yield {"packing": packing}
             for fields in filled_arguments(probe):
                 yield fields | {"packing": packing}
@@ -885,6 +895,11 @@ def packed_inputs(probe: CallProbe) -> Iterator[dict[str, Any]]:
         yield {"packing": "{0}[:, None]"}
         for fields in filled_arguments(probe):
             yield fields | {"packing": "{0}[:, None]"}
+
+
+def place_of_count(axes: tuple[str, ...]) -> int:
+    """The axis of queries, keys and values that are documented to be in one tensor."""
+    return next((n for n, axis in enumerate(axes) if axis in ("2", "3")), -1)
 
 
 def named_arguments(probe: CallProbe) -> Iterator[dict[str, Any]]:

@@ -57,6 +57,11 @@ PRODUCT_PATTERN = re.compile(
 SENTENCE_PATTERN = re.compile(
     r"\b(\w+)\** [\[(]((?:[Bb]|bsz?|[Bb]atch\w*|(?:n|num)_\w+)(?:, ?[\w*. /]+)+)[\])]"
 )
+# The same as Hugging Face writes it: "x (torch.Tensor of shape (B, N, D), optional)".
+TENSOR_PATTERN = re.compile(
+    r"\b(\w+) ?(?:: ?)?\(?[\w.\[\], |]* of shape "
+    r"[\[(]((?:[\w*. /+]+, ?)+[\w*. /+]+),?[\])]"
+)
 # The same in letters: "q: b h d, k/v: b n h d (the cache), lengths: b".
 LETTERS_PATTERN = re.compile(
     r"(?:^|[#,;]) *(\w+(?:(?:/|, ?)\w+)*): "
@@ -93,6 +98,9 @@ def shapes(target: Any) -> dict[str, tuple[str, ...]]:
     >>> attend.__doc__ = "q : Tensor\n    (B, D)\nkeys : Tensor\n    Shape (B, M, D)."
     >>> shapes(attend)
     {'q': ('B', 'D'), 'keys': ('B', 'M', 'D')}
+    >>> attend.__doc__ = "q (Tensor of shape (B, D)) keys (Tensor of shape (B, M, D))"
+    >>> shapes(attend)
+    {'q': ('B', 'D'), 'keys': ('B', 'M', 'D')}
     >>> attend.__doc__ = "Input and output are (B, M, D)."
     >>> shapes(attend)
     {'q': ('B', 'M', 'D')}
@@ -127,6 +135,7 @@ def shapes_in(
         ]
         others = [*SHAPE_PATTERN.findall(text), *COLUMNS_PATTERN.findall(text)]
         others += NUMPY_PATTERN.findall(text) + SENTENCE_PATTERN.findall(text)
+        others += TENSOR_PATTERN.findall(text)
         for written, shape in [*products, *letters, *others]:
             axes = tuple(axis.strip() for axis in re.split(",| x ", shape))
             if not any(map(TYPE_PATTERN.search, axes)):
@@ -567,10 +576,29 @@ def entry(target: Any, argument: str) -> str:
     ': True at padding. As usual. '
     """
     text = in_one_line(docstrings(target))
-    names = "|".join(map(re.escape, parameters_by_name(target)))
+    known = {*parameters_by_name(target)}
+    if argument not in known and isinstance(target, type):  # of the constructor
+        known |= {*inspect.signature(target).parameters}
+    names = "|".join(map(re.escape, known))
     parts = re.split(rf"\b({names})\b[`*]*(?=(?:, \w+)* ?[:(])", text)
     return "".join(
         parts[n + 1] for n in range(1, len(parts), 2) if parts[n] == argument
+    )
+
+
+def changes_nothing(target: Any, flag: str) -> bool:
+    r"""Whether a flag is documented to change how the result is computed only.
+
+    >>> def attend(x, chunked=False, causal=False):
+    ...     "chunked: less memory. The result is the same. causal: hides the future."
+    >>> changes_nothing(attend, "chunked"), changes_nothing(attend, "causal")
+    (True, False)
+    """
+    things = r"(results?|outputs?|values?|numbers)"
+    same = rf"\b{things} (is|are|stays?) (the same|equal|identical)"
+    text = entry(target, flag)
+    return (
+        re.search(rf"{same}|\b(same|identical) (results?|outputs?)\b", text) is not None
     )
 
 
@@ -579,11 +607,14 @@ def precedes(target: Any, argument: str) -> bool:
 
     >>> def attend(x, memory=None, state=None):
     ...     "`memory` has the tokens right before `x`. `state` is that of a decoder."
+    >>> def attend_to(x, past=None): "past: the inputs that precede x"
     >>> precedes(attend, "memory"), precedes(attend, "state")
     (True, False)
+    >>> precedes(attend_to, "past")
+    True
     """
     left = r"left of|(to|on) (the|its) left"
-    before = rf"before|preceding|previous|earlier(?! calls?\b)|{left}"
+    before = rf"before|precede|preceding|previous|earlier(?! calls?\b)|{left}"
     return says_of(target, f"{argument}d?", rf"\b({before})\b")
 
 
@@ -663,6 +694,8 @@ def designs(target: Any) -> dict[str, str]:
         found |= dict.fromkeys(
             ("scale", "dynamic"), "a scale that grows with the length"
         )
+    if says(target, r"\bdynamic (NTK|RoPE|scaling)\b"):
+        found["dynamic"] = "rotary angles that depend on the length"
     if looks_ahead(target):
         found["window"] = "a look-ahead that is documented"
     if leaves_out_own(target) and not says(target, r"\bcausal\b|\bbefore it\b"):

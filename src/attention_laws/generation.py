@@ -62,9 +62,10 @@ def generated_tokens(script: Script) -> None:
 
     A method that generates has a path of its own: a cache, which may still hold an
     earlier text, the positions of new tokens, or a cut of what is too long. It is
-    called for several texts in turn, of several lengths, and each token is compared
-    with the logits that a usual call gives for the tokens before it. This needs a
-    method that takes the largest logit; one that draws tokens may have an option.
+    called for several texts in turn, of equal and of other lengths, and each token is
+    compared with the logits that a usual call gives for the tokens before it. This
+    needs a method that takes the largest logit; one that draws tokens may have an
+    option.
     """
     start_with_ids(script)
     methods = [*filter(METHOD_PATTERN.fullmatch, dir(script.adapter.target))]

@@ -517,6 +517,10 @@ def do_gradients_arrive_in_parts(script: Script) -> bool:
         return do_gradients_arrive(script)
 
 
+# The end of what is the same for all tokens.
+OF_TOKENS = ("{length}, -1)", "{k_len}, -1)")
+
+
 def assert_gradients_arrive(
     script: Script,
     marks: MaskArgument | None = None,
@@ -531,7 +535,7 @@ def assert_gradients_arrive(
     adapter = script.adapter
     # What is the same for all pairs of tokens would cancel in the softmax.
     extra_args = {
-        name: f"({text}).cumsum(-2).sin()" if text.endswith("{length}, -1)") else text
+        name: f"({text}).cumsum(-2).sin()" if text.endswith(OF_TOKENS) else text
         for name, text in adapter.extra_args.items()
     }
     script.adapter = adapter = replace(adapter, extra_args=extra_args)

@@ -74,8 +74,9 @@ def long_sequences(script: Script) -> None:
     block. Lengths around the edges of such blocks are compared with a sequence of 260
     tokens, whose rest is hidden by the causal mask or by one for padding. Without a
     mask, each token is given twice, which changes no weighted mean. Nor may it depend
-    on the number of queries whether a causal mask counts them from the last key. Blocks
-    in front whose keys are all hidden have a largest score of minus infinity.
+    on the number of queries whether a causal mask, or what is documented of them,
+    counts them from the last key. Blocks in front whose keys are all hidden have a
+    largest score of minus infinity.
     """
     adapter = script.adapter
     skip_unless(adapter.fixed_length is None, "takes sequences of one length only")

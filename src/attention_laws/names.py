@@ -418,7 +418,7 @@ def setters_of_paths(target: Any) -> list[str]:
     ...     def set_slice(self, slice_size): ...
     ...     def enable_flash(self): ...
     >>> setters_of_paths(Attention)
-    ['enable_flash()', 'set_slice(1)', 'set_slice(3)', 'set_slice(4)']
+    ['enable_flash()', 'set_slice(1)', 'set_slice(2)', 'set_slice(3)']
     """
     calls = []
     for name in filter(PATH_SETTER_PATTERN.fullmatch, dir(target)):
@@ -428,9 +428,11 @@ def setters_of_paths(target: Any) -> list[str]:
             if parameter.default is parameter.empty
         ]
         is_size = "slic" in name or "chunk" in name
-        # Of two batch items with three or four heads, one of the sizes leaves two.
-        given = {0: [""], 1: ["1", "3", "4"] if is_size else ["True"]}
-        calls += [f"{name}({text})" for text in given.get(len(required), [])]
+        # Of five batch items with three or four heads, one of the sizes leaves a rest.
+        sizes = ["1", "2", "3"] if is_size else ["True"]
+        takes_one = len(parameters_of_method(target, name)) == 1
+        given = sizes if len(required) == 1 or (is_size and takes_one) else [""]
+        calls += [f"{name}({text})" for text in given if len(required) < 2]
     return calls
 
 

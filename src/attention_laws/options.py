@@ -108,12 +108,12 @@ def constructor_options(script: Script) -> None:
     with one of a window. The sizes of chunks that are an implementation detail, as
     equal sizes show, must not change the output if they are unequal, nor may a method
     that chooses a path, such as `set_attention_slice`, or an option that names one,
-    such as `attn_implementation="eager"`, nor a flag that returns the weights. With no
-    chunk on the left, a query sees no more than with one. Scores reach a soft cap, and
-    are not scaled behind it. A flag that recomputes activations for the gradients
-    changes neither these nor the output, also with dropout. What all instances share,
-    such as a dict of masks, must not give one the mask of another, whose options
-    differ.
+    such as `attn_implementation="eager"`, nor a flag that returns the weights, or that
+    is documented to give the same result. With no chunk on the left, a query sees no
+    more than with one. Scores reach a soft cap, and are not scaled behind it. A flag
+    that recomputes activations for the gradients changes neither these nor the output,
+    also with dropout. What all instances share, such as a dict of masks, must not give
+    one the mask of another, whose options differ.
     """
     adapter = script.adapter
     skip_unless(isinstance(adapter.target, type), "is not built by the check")
@@ -173,7 +173,7 @@ def call_options(script: Script) -> None:
     Flags may turn the attention into another. The sizes of chunks that are an
     implementation detail must not change the output, with and without masks, whatever
     the lengths of queries and keys: where the last chunks end, keys are left out by
-    mistake.
+    mistake. Nor may a flag that is documented to give the same result.
     """
     adapter = script.adapter
     known = {*adapter.inputs, *adapter.call_args, *adapter.extra_args}
@@ -182,8 +182,9 @@ def call_options(script: Script) -> None:
     parameters = names.parameters_of(adapter.target)
     found = options_among(parameters, given)
     options = [(name, value) for name, value in found if value != "True"]
+    flags = [p.name for p in parameters if is_of_path(adapter.target, p.name, given)]
     chunks = chunk_sizes_of(parameters, given)
-    skip_unless(options or chunks, "its call has no option that is off")
+    skip_unless(options or flags or chunks, "its call has no option that is off")
     for name, value in options[:MOST_OPTIONS]:
         more = {**adapter.call_args, name: ast.literal_eval(value)}
         is_count = COUNT_PATTERN.fullmatch(name) is not None
@@ -198,6 +199,31 @@ def call_options(script: Script) -> None:
             assert_last_query_alone(script, adapter)
     if chunks:
         assert_chunks_change_nothing(script, chunks, of_call=True)
+    for name in flags:
+        assert_flag_changes_nothing(script, name)
+
+
+def is_of_path(target: object, name: str, given: Mapping[str, str]) -> bool:
+    """Whether an argument is a flag, off by default, that only chooses a path."""
+    parameter = names.parameters_by_name(target)[name]
+    is_off = parameter.default is False and name not in given
+    return is_off and documented.changes_nothing(target, name)
+
+
+def assert_flag_changes_nothing(script: Script, name: str) -> None:
+    """With a flag that is documented to choose a path, the output is the same.
+
+    So it is for many keys, which may be computed in chunks.
+    """
+    fixed = script.adapter.fixed_length
+    for length in [fixed] if fixed else [TOKENS, LONG]:
+        # They may be more than its tables have.
+        with script.using(q_len=length, k_len=length), script.attempt():
+            for allowed, mask in script.mask_cases():
+                script.restart()
+                args = script.make_arguments(allowed, mask)
+                usual, other = script.call(args), script.call(args, **{name: "True"})
+                script.assert_close(usual, other, f"{{place}} differs with `{name}`")
 
 
 def assert_last_query_alone(script: Script, without: Adapter) -> None:
@@ -320,7 +346,7 @@ def options_among(
 def choices_of(target: type, given: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Options that name an implementation, each with another name that the code has.
 
-    A flag that returns the weights may choose one, too.
+    A flag that returns the weights may choose one, too, or one that is documented to.
     """
     for name, value in named_choices_of(target, given):
         if CHOICE_PATTERN.fullmatch(name):
@@ -328,6 +354,10 @@ def choices_of(target: type, given: Mapping[str, str]) -> Iterator[tuple[str, st
     parameters = inspect.signature(target).parameters.values()
     for name in names.flags_of_weights(parameters, False, given):
         yield name, "True"
+    for parameter in parameters:
+        is_off = parameter.default is False and parameter.name not in given
+        if is_off and documented.changes_nothing(target, parameter.name):
+            yield parameter.name, "True"
 
 
 def caps_of(target: type, given: Mapping[str, str]) -> Iterator[tuple[str, str]]:
@@ -665,9 +695,10 @@ def assert_choice_changes_nothing(
 
 def assert_setter_changes_nothing(script: Script, call: str) -> None:
     """In evaluation, a path that a method chooses gives the same outputs."""
-    script.restart("eval", dropout=0.5)
-    args = script.make_arguments()
-    usual = script.call(args)
-    script.exec_line(f"attention.{call}")
-    message = f"{{place}} differs after `{call}`"
-    script.assert_close(usual, script.call(args), message)
+    with script.using(batch_size=5):
+        script.restart("eval", dropout=0.5)
+        args = script.make_arguments()
+        usual = script.call(args)
+        script.exec_line(f"attention.{call}")
+        message = f"{{place}} differs after `{call}`"
+        script.assert_close(usual, script.call(args), message)

@@ -244,7 +244,7 @@ def largest_distance(module: nn.Module) -> int | None:
     parts += [part.config for part in parts if hasattr(part, "config")]
     for part in parts:
         for name in dir(part):
-            if re.search(r"max_?(rel\w*_)?dist", name):
+            if re.search(r"max_?(rel\w*_)?dist|max_rel_pos$", name):
                 value = getattr(part, name)
                 if type(value) is int and value > 1:
                     return value

@@ -3024,6 +3024,37 @@ class GrowsWithOtherPadding(StaticOrGrowing):
     kept = ("key", "value")
 
 
+class MemoryOfLayer(MaskedSelfAttention):
+    """Causal; memory (B, M, dim) has the M inputs to this layer that precede x."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.norm = nn.LayerNorm(d_model)
+
+    def forward(self, x: Tensor, memory: Tensor | None = None) -> Any:
+        h = self.norm(x)
+        keys = h if memory is None else torch.cat([self.norm(memory), h], dim=1)
+        ones = torch.ones(1, h.shape[1], keys.shape[1], dtype=torch.bool)
+        seen = ones.to(x.device).tril(keys.shape[1] - h.shape[1])
+        return x + Correct.forward(self, h, keys, keys, seen)
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        first = self.first(q, k)
+        places = torch.arange(k.shape[2], device=k.device)
+        distance = places[first : first + q.shape[2], None] - places
+        return super().score(q, k) + distance.cos().to(q)
+
+    def first(self, q: Tensor, k: Tensor) -> int:
+        return k.shape[2] - q.shape[2]
+
+
+class ForgetsMemoryOfLayer(MemoryOfLayer):
+    __doc__ = MemoryOfLayer.__doc__
+
+    def first(self, q: Tensor, k: Tensor) -> int:
+        return 0
+
+
 VIOLATING: Violations = {
     "batch_independence": [
         (attend_to_longest, {}),
@@ -3033,6 +3064,7 @@ VIOLATING: Violations = {
         (VerifiesAsManyDrafts, {}),
     ],
     "incremental_decoding": [
+        (ForgetsMemoryOfLayer, {}),
         (GrowsWithOtherPadding, {}),
         (DecoderKeepsMemory, {}),
         (DescribesFirstClip, {}),
@@ -3143,6 +3175,7 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("incremental_decoding", MemoryOfLayer),
     ("incremental_decoding", StaticOrGrowing),
     ("incremental_decoding", DecoderWithDict),
     ("incremental_decoding", DescribesClip),

@@ -944,6 +944,24 @@ class ForgetsPadsOfNewest(PadsOfNewest):
     forgets = True
 
 
+class StretchesAngles(SelfAttention):
+    """With rotary positions, and dynamic NTK scaling of their base."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        stretch = max(1, k.shape[2] / 32)
+        place = torch.arange(k.shape[2], device=k.device)[:, None]
+        pair = torch.arange(k.shape[3] // 2, device=k.device)
+        angle = (place * 0.3 ** (pair * stretch)).repeat_interleave(2, dim=-1)
+        return super().score(self.turn(q, angle), self.turn(k, angle))
+
+    def turn(self, x: Tensor, angle: Tensor) -> Tensor:
+        other = torch.stack([-x[..., 1::2], x[..., ::2]], dim=-1).flatten(-2)
+        return x * angle.cos().to(x) + other * angle.sin().to(x)
+
+    def forward(self, x: Tensor, pad: Tensor | None = None) -> Any:  # type: ignore[override]
+        return Correct.forward(self, x, x, x, None if pad is None else ~pad[:, None])
+
+
 VIOLATING: Violations = {
     "long_sequences": [
         (ForgetsPadsOfNewest, {}),
@@ -1014,6 +1032,11 @@ PASSING_ONE: Passes = [
 
 
 EXCUSED: Excuses = [
+    (
+        "long_sequences",
+        StretchesAngles,
+        "rotary angles that depend on the length",
+    ),
     ("long_sequences", LogarithmsOfWeights, "has another shape"),
     ("long_sequences", CountsFromNewest, "counted from the last token"),
     ("long_sequences", NarrowPrior, "shares of the length"),

@@ -2074,6 +2074,32 @@ class MasksOfFirstRow(SelfAttention):
         return Correct.forward(self, x, x, x, nonpadding)
 
 
+class FutureSeesHistory(Correct):
+    """Each future step attends to the history, and to the future up to itself.
+
+    history_lengths, future_lengths: how many of the steps are real
+    """
+
+    def forward(  # type: ignore[override]
+        self,
+        history: Tensor,
+        future: Tensor,
+        history_lengths: Tensor | None = None,
+        future_lengths: Tensor | None = None,
+    ) -> Any:
+        parts = (history, history_lengths), (future, future_lengths)
+        real = [self.real(x, lengths) for x, lengths in parts]
+        count = history.shape[1]
+        seen = torch.cat(real, dim=1)[:, None].repeat(1, future.shape[1], 1)
+        seen[:, :, count:] &= torch.ones_like(seen[:, :, count:]).tril()
+        steps = torch.cat([history, future], dim=1)
+        return super().forward(future, steps, steps, seen)
+
+    def real(self, x: Tensor, lengths: Tensor | None) -> Tensor:
+        place = torch.arange(x.shape[1], device=x.device).expand(len(x), -1)
+        return place >= 0 if lengths is None else place < lengths[:, None]
+
+
 VIOLATING: Violations = {
     "allowed_keys_attended": [
         (IgnoresSameShape, {}),
@@ -2183,6 +2209,7 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("padding", FutureSeesHistory),
     ("padding", KeepsForNobody),
     ("padding", SegmentPositions),
     ("padding", PadsWholeBlocks),

@@ -1256,9 +1256,72 @@ class PrefixSeesPadding(PrefixOfCall):
     sees_padding = True
 
 
+class FloorOfChosenSlices(FloorOfSlices):
+    def set_attention_slice(self, slice_size: int | None = None) -> None:
+        self.slice_size = slice_size
+
+
+class CeilingOfChosenSlices(CeilingOfSlices):
+    def set_attention_slice(self, slice_size: int | None = None) -> None:
+        self.slice_size = slice_size
+
+
+class SumsChunksUnscaled(Correct):
+    """Attention to a context.
+
+    Args:
+        chunked: compute the keys in chunks of 64. The result is the same.
+    """
+
+    scales = False
+
+    def forward(self, x: Tensor, context: Tensor, chunked: bool = False) -> Any:  # type: ignore[override]
+        q, k, v = self.query(x), self.key(context), self.value(context)
+        q, k, v = map(self.split, (q, k, v))
+        scores = self.score(q, k)
+        if not chunked:
+            return self.join(self.read(scores.softmax(dim=-1), v))
+        largest = torch.full_like(scores[..., :1], -torch.inf)
+        total, y = torch.zeros_like(largest), torch.zeros_like(q)
+        for part, values in zip(scores.split(64, -1), v.split(64, -2), strict=True):
+            new = torch.maximum(largest, part.amax(-1, keepdim=True))
+            before, weights = (largest - new).exp(), (part - new).exp()
+            y = y * before + weights @ values
+            total = total * (before if self.scales else 1) + weights.sum(-1, True)
+            largest = new
+        return self.join(y / total)
+
+
+class SumsChunksScaled(SumsChunksUnscaled):
+    __doc__ = SumsChunksUnscaled.__doc__
+    scales = True
+
+
+class BuiltToSumUnscaled(SumsChunksUnscaled):
+    """Attention to a context.
+
+    Args:
+        in_half: compute half of the values at once. The outputs are the same.
+    """
+
+    def __init__(self, d_model: int, heads: int, in_half: bool = False) -> None:
+        super().__init__(d_model, heads)
+        self.in_half = in_half
+
+    def forward(self, x: Tensor, context: Tensor) -> Any:  # type: ignore[override]
+        return super().forward(x, context)
+
+    def read(self, weights: Tensor, v: Tensor) -> Tensor:
+        if not self.in_half:
+            return super().read(weights, v)
+        return torch.cat([weights @ half for half in v.chunk(2, dim=-1)][::-1], dim=-1)
+
+
 VIOLATING: Violations = {
     "causality": [(MaskOfStackedHeads, {})],
     "constructor_options": [
+        (BuiltToSumUnscaled, {}),
+        (FloorOfChosenSlices, {}),
         (NarrowOrWide, {}),
         (WholeSlicesWithoutGradients, {}),
         (FloorOfSlicesOfFours, {}),
@@ -1292,6 +1355,7 @@ VIOLATING: Violations = {
         (CausalFromFirstWithoutMask, {}),
     ],
     "call_options": [
+        (SumsChunksUnscaled, {}),
         (PrefixSeesPadding, {}),
         (paged_window_of_longest, {}),
         (attend_to_last_pages, {}),
@@ -1304,6 +1368,8 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("call_options", SumsChunksScaled),
+    ("constructor_options", CeilingOfChosenSlices),
     ("call_options", PrefixOfCall),
     ("constructor_options", NarrowAndWide),
     ("constructor_options", SlicesWithoutGradients),

@@ -1629,6 +1629,49 @@ class WindowsOfSharedOffsets(WindowsOfPaddedMap):
         return 2 * self.side - 2
 
 
+class BucketsOfBoxes(SelfAttention):
+    r"""Tokens and their boxes have buckets.
+
+    Args:
+        x (`torch.FloatTensor` of shape `(batch_size, seq_len, hidden_size)`)
+        bbox (`torch.LongTensor` of shape `(batch_size, seq_len, 4)`): boxes
+    """
+
+    def __init__(self, d_model: int, heads: int, max_rel_pos: int = 32) -> None:
+        super().__init__(d_model, heads)
+        self.max_rel_pos = max_rel_pos
+        self.rel_pos_bias = nn.Embedding(16, heads)
+        self.rel_x_bias = nn.Embedding(16, heads)
+
+    def forward(self, x: Tensor, bbox: Tensor) -> Any:  # type: ignore[override]
+        places = torch.arange(x.shape[1], device=x.device)[None]
+        self.bias = self.of_buckets(self.rel_pos_bias, places)
+        self.bias = self.bias + self.of_buckets(self.rel_x_bias, bbox[..., 3])
+        return super().forward(x)
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().score(q, k) + self.bias
+
+    def of_buckets(self, table: nn.Embedding, places: Tensor) -> Tensor:
+        distance = places[:, None] - places[..., None]
+        size, far = distance.abs(), self.max_rel_pos
+        ratio = (size.clamp(min=1) / 4).log() / math.log(far / 4)
+        bucket = torch.where(size < 4, size, 4 + (4 * ratio).long())
+        rows = self.limited(bucket) + 8 * (distance > 0)
+        bias: Tensor = table(rows.clamp(max=15))
+        return bias.permute(0, 3, 1, 2)
+
+    def limited(self, bucket: Tensor) -> Tensor:
+        return bucket.clamp(max=7)
+
+
+class BucketsOfBoxesBehind(BucketsOfBoxes):
+    __doc__ = BucketsOfBoxes.__doc__
+
+    def limited(self, bucket: Tensor) -> Tensor:
+        return bucket
+
+
 VIOLATING: Violations = {
     "moved_coordinates": [
         (MovesAtomsTooFar, {}),
@@ -1696,6 +1739,7 @@ VIOLATING: Violations = {
         (RotatesShareOfHead, {}),
     ],
     "relative_table": [
+        (BucketsOfBoxesBehind, {}),
         (WindowsOfSharedOffsets, {}),
         (BiasFromMiddle, {}),
         (BucketsBehindTheLast, {}),
@@ -1713,6 +1757,7 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("relative_table", BucketsOfBoxes),
     ("relative_table", WindowsOfPaddedMap),
     ("linear_bias", LayersOfSixSlopes),
     ("relative_positions", RotatesByShares),
