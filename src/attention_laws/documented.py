@@ -594,12 +594,9 @@ def changes_nothing(target: Any, flag: str) -> bool:
     >>> changes_nothing(attend, "chunked"), changes_nothing(attend, "causal")
     (True, False)
     """
-    things = r"(results?|outputs?|values?|numbers)"
-    same = rf"\b{things} (is|are|stays?) (the same|equal|identical)"
-    text = entry(target, flag)
-    return (
-        re.search(rf"{same}|\b(same|identical) (results?|outputs?)\b", text) is not None
-    )
+    things, same = r"(results?|outputs?)", r"(same|identical)"
+    stated = rf"\b{things} (is|are|stays?) (the )?{same}\b|\b{same} {things}\b"
+    return re.search(stated, entry(target, flag)) is not None
 
 
 def precedes(target: Any, argument: str) -> bool:
@@ -1406,7 +1403,8 @@ def template(
     >>> template("known", ("T + horizon", "2"), {"T": "{length}"})
     'seeded_randn(557, {length} + 3, 2){dtype} * {d_model} ** -0.5'
     """
-    *before, last = axes = [*axes]
+    axes = [*axes]
+    *before, last = axes
     of_heads = {n: "{heads}" for n in before if HEADS_PATTERN.search(n)}
     of_edges = {n: ALL_EDGES for n in before if EDGES_PATTERN.fullmatch(n)}
     known = of_heads | of_edges | known | {n: n for n in axes if n.isdigit()}

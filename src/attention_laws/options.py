@@ -182,7 +182,7 @@ def call_options(script: Script) -> None:
     parameters = names.parameters_of(adapter.target)
     found = options_among(parameters, given)
     options = [(name, value) for name, value in found if value != "True"]
-    flags = [p.name for p in parameters if is_of_path(adapter.target, p.name, given)]
+    flags = [p.name for p in parameters if is_of_path(adapter.target, p, given)]
     chunks = chunk_sizes_of(parameters, given)
     skip_unless(options or flags or chunks, "its call has no option that is off")
     for name, value in options[:MOST_OPTIONS]:
@@ -203,11 +203,12 @@ def call_options(script: Script) -> None:
         assert_flag_changes_nothing(script, name)
 
 
-def is_of_path(target: object, name: str, given: Mapping[str, str]) -> bool:
+def is_of_path(
+    target: object, parameter: inspect.Parameter, given: Mapping[str, str]
+) -> bool:
     """Whether an argument is a flag, off by default, that only chooses a path."""
-    parameter = names.parameters_by_name(target)[name]
-    is_off = parameter.default is False and name not in given
-    return is_off and documented.changes_nothing(target, name)
+    is_off = parameter.default is False and parameter.name not in given
+    return is_off and documented.changes_nothing(target, parameter.name)
 
 
 def assert_flag_changes_nothing(script: Script, name: str) -> None:
@@ -355,8 +356,7 @@ def choices_of(target: type, given: Mapping[str, str]) -> Iterator[tuple[str, st
     for name in names.flags_of_weights(parameters, False, given):
         yield name, "True"
     for parameter in parameters:
-        is_off = parameter.default is False and parameter.name not in given
-        if is_off and documented.changes_nothing(target, parameter.name):
+        if is_of_path(target, parameter, given):
             yield parameter.name, "True"
 
 
