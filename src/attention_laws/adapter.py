@@ -450,6 +450,11 @@ class Adapter:
         return "{rows}" in given and "{columns}" in given
 
     @property
+    def has_grid(self) -> bool:
+        """Whether the tokens are in rows and columns, as those of an image."""
+        return bool(self.image) or self.gets_sides
+
+    @property
     def key_roles(self) -> list[int]:
         """Which inputs hold keys or values: the one input, the context, or two."""
         return [0] if self.single_input else [*range(1, len(self.inputs))]

@@ -422,16 +422,13 @@ def setters_of_paths(target: Any) -> list[str]:
     """
     calls = []
     for name in filter(PATH_SETTER_PATTERN.fullmatch, dir(target)):
-        required = [
-            parameter
-            for parameter in parameters_of_method(target, name)
-            if parameter.default is parameter.empty
-        ]
+        parameters = parameters_of_method(target, name)
+        required = [p for p in parameters if p.default is p.empty]
         is_size = "slic" in name or "chunk" in name
         # Of five batch items with three or four heads, one of the sizes leaves a rest.
         sizes = ["1", "2", "3"] if is_size else ["True"]
-        takes_one = len(parameters_of_method(target, name)) == 1
-        given = sizes if len(required) == 1 or (is_size and takes_one) else [""]
+        takes_one = len(required) == 1 or (is_size and len(parameters) == 1)
+        given = sizes if takes_one else [""]
         calls += [f"{name}({text})" for text in given if len(required) < 2]
     return calls
 

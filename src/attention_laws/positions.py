@@ -792,8 +792,7 @@ def relative_table(script: Script) -> None:
                     raise
                 continue
             # In an image, distances may have two axes.
-            is_image = adapter.image or adapter.gets_sides
-            if adapter.fixed_length is None and not is_image:
+            if adapter.fixed_length is None and not adapter.has_grid:
                 assert_rows_in_order(script, args, name, rows)
     windows = [name for name, value in adapter.init_args.items() if value == "(2, 2)"]
     if windows and adapter.fixed_length == 4:
@@ -839,7 +838,7 @@ def larger_image_uses_all(script: Script, name: str, rows: int) -> bool:
     of two offsets needs an image that is as high and as wide as it.
     """
     adapter = script.adapter
-    if not (adapter.image or adapter.gets_sides):
+    if not adapter.has_grid:
         return False
     if adapter.fixed_length is None:
         number = rows * rows
@@ -933,20 +932,19 @@ def assert_far_keys_share_a_bucket(script: Script) -> None:
 def restart_with_all_distances(script: Script, rows: int) -> CallArguments | None:
     """A call that needs all rows of a table; None if it takes no sequence so long."""
     adapter, fixed = script.adapter, script.adapter.fixed_length
-    is_image = adapter.image or adapter.gets_sides
     # A table of all distances has nearly two rows for each token.
     lengths = [fixed] if fixed else [rows, (rows + 1) // 2]
     if fixed and rows_of_blocks(script.evaluate("attention"), rows):
         # Behind the borders of one block, there may be nothing.
         adapter = replace(adapter, fixed_length=None)
         lengths = [fixed * (9 if adapter.image else 3), fixed]
-    if is_image and not fixed:
+    if adapter.has_grid and not fixed:
         # One of an image may have a row for each pair of distances.
         side = math.isqrt(rows)
         sides = [side if side * side == rows else rows]
         lengths = [n * n for n in (*sides, (sides[0] + 1) // 2) if n * n <= LONGEST]
     for length in lengths:
-        height = math.isqrt(length) if is_image else 1
+        height = math.isqrt(length) if adapter.has_grid else 1
         script.adapter = replace(adapter, image_height=height)
         script.sizes = replace(script.sizes, batch_size=1, q_len=length, k_len=length)
         script.restart()

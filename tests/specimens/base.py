@@ -114,7 +114,7 @@ class Rotary(MaskedSelfAttention):
         return super().score(self.turn(q), self.turn(k))
 
     def turn(self, x: Tensor) -> Tensor:
-        place = self.places(x)[:, None]
+        place = self.places(x)[..., None]
         pair = torch.arange(x.shape[3] // 2, device=x.device)
         angle = self.angles(place * self.speed(pair, x.shape[3]))
         other = torch.stack([-x[..., 1::2], x[..., ::2]], dim=-1).flatten(-2)

@@ -944,22 +944,15 @@ class ForgetsPadsOfNewest(PadsOfNewest):
     forgets = True
 
 
-class StretchesAngles(SelfAttention):
+class StretchesAngles(Rotary):
     """With rotary positions, and dynamic NTK scaling of their base."""
 
-    def score(self, q: Tensor, k: Tensor) -> Tensor:
-        stretch = max(1, k.shape[2] / 32)
-        place = torch.arange(k.shape[2], device=k.device)[:, None]
-        pair = torch.arange(k.shape[3] // 2, device=k.device)
-        angle = (place * 0.3 ** (pair * stretch)).repeat_interleave(2, dim=-1)
-        return super().score(self.turn(q, angle), self.turn(k, angle))
-
-    def turn(self, x: Tensor, angle: Tensor) -> Tensor:
-        other = torch.stack([-x[..., 1::2], x[..., ::2]], dim=-1).flatten(-2)
-        return x * angle.cos().to(x) + other * angle.sin().to(x)
-
     def forward(self, x: Tensor, pad: Tensor | None = None) -> Any:  # type: ignore[override]
+        self.stretch = max(1, x.shape[1] / 32)
         return Correct.forward(self, x, x, x, None if pad is None else ~pad[:, None])
+
+    def speed(self, pair: Tensor, width: int) -> Tensor:
+        return 0.3 ** (pair * self.stretch)
 
 
 VIOLATING: Violations = {

@@ -2049,13 +2049,8 @@ class SegmentPositions(Rotary):
         allowed = ones.tril() if pad_mask is None else ones.tril() & pad_mask[:, None]
         return Correct.forward(self, x, x, x, allowed)
 
-    def turn(self, x: Tensor) -> Tensor:
-        angle = self.given[..., None] * 0.3 ** torch.arange(x.shape[3] // 2).to(
-            x.device
-        )
-        angle = angle.repeat_interleave(2, dim=-1)
-        other = torch.stack([-x[..., 1::2], x[..., ::2]], dim=-1).flatten(-2)
-        return x * angle.cos().to(x) + other * angle.sin().to(x)
+    def places(self, x: Tensor) -> Tensor:
+        return self.given
 
 
 class KeepsForNobody(SelfAttention):

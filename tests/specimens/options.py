@@ -1256,14 +1256,13 @@ class PrefixSeesPadding(PrefixOfCall):
     sees_padding = True
 
 
-class FloorOfChosenSlices(FloorOfSlices):
-    def set_attention_slice(self, slice_size: int | None = None) -> None:
-        self.slice_size = slice_size
-
-
 class CeilingOfChosenSlices(CeilingOfSlices):
     def set_attention_slice(self, slice_size: int | None = None) -> None:
         self.slice_size = slice_size
+
+
+class FloorOfChosenSlices(CeilingOfChosenSlices):
+    count = FloorOfSlices.count
 
 
 class SumsChunksUnscaled(Correct):
