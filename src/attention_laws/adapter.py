@@ -390,7 +390,7 @@ class Adapter:
     mixes_queries: bool = False  # whether queries of their own attend to each other
     causal_queries: bool = False  # whether they do so causally, as in a decoder
     causal: bool = False
-    needs_causal_mask: bool = False  # which its required mask has to be then
+    needs_causal_mask: bool = False  # which one of queries and keys has to be
     window: int | None = None
     softcap: float | None = None  # the limit of the scores
     designs: Mapping[str, str] = field(

@@ -100,16 +100,24 @@ def batch_independence(script: Script) -> None:
         with script.using(replace(adapter, image_height=2), q_len=6, k_len=6):
             assert_items_have_own_tensors(script)
             assert_rows_are_of_item(script)
+    assert_items_have_own_features(script)
+
+
+def assert_items_have_own_features(script: Script) -> None:
+    """Each item has its part of optional tensors, shaped as the input, to itself."""
+    adapter, shape = script.adapter, script.adapter.input_shape(script.sizes, 0)
     # If the sizes are equal, a tensor of other axes would be accepted.
-    has_axes = len({*script.adapter.input_shape(script.sizes, 0)}) > 2
-    for argument in names.optional_tensors(script.adapter) if has_axes else ():
+    has_axes = len({*shape}) > 2
+    for argument in names.optional_tensors(adapter) if has_axes else ():
         script.restart()
-        shape = script.adapter.input_shape(script.sizes, 0)
-        stated = documented.all_shapes(script.adapter.target).get(argument, shape)
+        stated = documented.all_shapes(adapter.target).get(argument, shape)
         if len(stated) != len(shape):
             continue  # the same for all items
         with script.attempt():  # it may be of another shape
-            given = script.random_tensor(argument, *shape)
+            text = script.random_expression(*shape)
+            if adapter.image:
+                text += adapter.to_image(script.sizes.k_len)
+            given = script.assign(argument, text)
             assert_items_have_own(script, argument, given, adapter.layout.index("b"))
 
 

@@ -154,7 +154,8 @@ class CallProbe:
             return None  # a mask of one sequence
         # Batch size, length and heads are pairwise different, so that a mask of the
         # wrong shape cannot broadcast by coincidence.
-        usual_size = 1 if adapter.layout == "ld" else 2 + (adapter.heads == 2)
+        counts = adapter.heads, adapter.group_size, adapter.heads // adapter.group_size
+        usual_size = 1 if adapter.layout == "ld" else 2 + (2 in counts)
         q_len = k_len if adapter.single_input else q_len
         if adapter.fixed_length is not None:
             q_len = k_len = adapter.fixed_length
@@ -329,12 +330,22 @@ def mask_candidates(probe: CallProbe) -> Iterator[MaskArgument]:
                         yield replace(mask, axes="b1k")
                 elif not (adapter.is_pooled and mask.axes == "bq" and not encoding):
                     yield mask
-                    if mask.axes == "bk" and adapter.layout == "lbd":
-                        yield from (replace(mask, axes=axes) for axes in ("1kb", "kb"))
-                    if mask.axes == MASK_AXES[0] and adapter.image:
-                        yield from (replace(mask, axes=axes) for axes in PIXEL_AXES)
+                    for axes in axes_beside(probe, mask):
+                        yield replace(mask, axes=axes)
                 if mask.axes == "b11k" and adapter.is_pooled:
                     yield replace(mask, axes="b1k")  # a row of one query
+
+
+def axes_beside(probe: CallProbe, mask: MaskArgument) -> Iterator[str]:
+    """Axes that only some layouts have, to be tried behind those of a mask."""
+    adapter, axes = probe.adapter, mask.axes
+    if axes == "bk" and adapter.layout == "lbd":
+        yield from ("1kb", "kb")
+    if axes == MASK_AXES[0] and adapter.image:
+        yield from PIXEL_AXES
+    is_grouped = axes == "b1qk" and adapter.group_size > 1
+    if is_grouped and probe.try_call(mask=mask) is None:
+        yield "b11qk"  # groups of heads, and the heads of each
 
 
 # Arguments that are known to be no masks, by their names.

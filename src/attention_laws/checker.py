@@ -58,6 +58,8 @@ from attention_laws import (
     scores,
     sinks,
     structure,
+    tables,
+    weights,
 )
 from attention_laws.adapter import Adapter, CallError, Fact, Options, Sizes
 from attention_laws.calling import (
@@ -109,8 +111,9 @@ from attention_laws.script import CallArguments, Script
 LAWS: dict[str, Law] = {
     each.name: each
     for family in (
-        *(masking, batch, images, algebra, scores, heads, sinks, gradients, decoding),
-        *(generation, blocks, order, positions, lengths, execution, dropout, options),
+        *(masking, batch, images, algebra, weights, scores, heads, sinks),
+        *(gradients, decoding, generation, blocks, order, positions, tables),
+        *(lengths, execution, dropout, options),
     )
     for each in vars(family).values()
     if isinstance(each, Law)

@@ -596,6 +596,7 @@ def changes_nothing(target: Any, flag: str) -> bool:
     """
     things, same = r"(results?|outputs?)", r"(same|identical)"
     stated = rf"\b{things} (is|are|stays?) (the )?{same}\b|\b{same} {things}\b"
+    stated += r"|\b(computes?|gives?|returns?) the same\b"
     return re.search(stated, entry(target, flag)) is not None
 
 
@@ -860,6 +861,9 @@ def place_of_dropout(target: Any) -> str:
     >>> attend.__doc__ = "The context is `weights @ values`, in training, too."
     >>> place_of_dropout(attend)
     'after'
+    >>> attend.__doc__ = "weights by which the values are mixed, before dropout"
+    >>> place_of_dropout(attend)
+    'before'
     """
     text = in_one_line([*docstrings(target), named_result(target)])
     used = r"used to compute the weighted (average|sum)|multipl(y|ied) the values"
@@ -874,12 +878,23 @@ def place_of_dropout(target: Any) -> str:
     used += r"|that (mixed|weighed|multiplied|averaged|combined) the \w+"
     given = r"(?i:weights|maps?|att(entio)?n|coefficients|probabilities|probs)"
     product = r"\b(weights|attn\w*|probs) @ v\w*`*[^.]*\btraining\b"
-    if re.search(rf"\b{given}\b[^.]*\b({used})|{product}", text):
-        return "after"
     found = re.findall(
         r"(?:weight|attention|prob)[^.]*?\b(after|before) dropout\b", text
     )
+    is_used = re.search(rf"\b{given}\b[^.]*\b({used})|{product}", text)
+    if is_used and {*found} != {"before"}:
+        return "after"
     return found[0] if len({*found}) == 1 else ""
+
+
+def needs_future_hidden(target: Any) -> bool:
+    r"""Whether the documentation says that each mask has to hide the future.
+
+    >>> def attend(x, mask=None): "The default is causal. A mask must block the future."
+    >>> needs_future_hidden(attend)
+    True
+    """
+    return says(target, r"\b(must|has to|should)\b.* (block|hide|mask)\b.*\bfuture\b")
 
 
 def gets_no_gradient(target: Any, argument: str) -> bool:
@@ -940,12 +955,14 @@ def counts_from_the_end(target: Any) -> bool:
     r"""Whether the documentation says that positions are counted from the last token.
 
     >>> def attend(x): "Positions are counted from the most recent item."
-    >>> counts_from_the_end(attend)
-    True
+    >>> def attend_to(x): "The age of an item: 0 is the latest one."
+    >>> counts_from_the_end(attend), counts_from_the_end(attend_to)
+    (True, True)
     """
-    last = r"(end|last|latest|newest|most recent)\b"
+    last = r"the (end|last|latest|newest|most recent)\b"
     text = in_one_line([*docstrings(target), comments_of(target)])
-    return bool(re.search(rf"(?i)\b(position|count)\w*[^.]*\bfrom the {last}", text))
+    stated = rf"(?i)\b(position|count)\w*[^.]*\bfrom {last}|\b0 (is|=|for) {last}"
+    return bool(re.search(stated, text))
 
 
 def returns_weights_of_values(target: Any) -> bool:

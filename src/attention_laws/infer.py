@@ -752,6 +752,8 @@ def infer_behavior(probe: CallProbe) -> None:
     if options.causal is None and needs_causal_mask(probe):
         text, causal = "only with a causal mask", True
         probe.update(needs_causal_mask=True)
+    elif causal and documented.needs_future_hidden(adapter.target):
+        probe.update(needs_causal_mask=True)
     probe.record("causal without a mask", text, source, causal=causal)
     probe.update(masks=tuple(find_moved_queries(probe, m) for m in adapter.masks))
 
@@ -937,7 +939,7 @@ def infer_window(probe: CallProbe) -> None:
     length = WINDOW_LENGTH
     sizes = Sizes(1, length, length, adapter.heads, adapter.d_k)
     script = Script(adapter, sizes, **probe.options.script_options())
-    widths = set()
+    widths, is_open = set(), False
     with suppress(ScriptError):
         script.restart()
         args = script.make_arguments()
@@ -947,8 +949,10 @@ def infer_window(probe: CallProbe) -> None:
             first = first_key(script, args.inputs[0], output, query)
             widths.add(query + 1 - first)
         infer_chunks(probe, script, args.inputs[0], output)
+        # Of the past only, where the caller hides the future.
+        is_open = not (adapter.causal or ends_early(script, args.inputs[0], output))
     # A token that attends to itself alone is none of a window.
-    if len(widths) == 1 and 1 < max(widths) < length - 4:
+    if len(widths) == 1 and 1 < max(widths) < length - 4 and not is_open:
         several = adapter.is_module and (
             structure.count_attentions(script.namespace["attention"]) > 1
         )

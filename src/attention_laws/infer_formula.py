@@ -58,7 +58,11 @@ def other_formulas(adapter: Adapter) -> Iterator[tuple[str, str, dict[str, Any]]
 
     The scale of the scores may be in the initial weights, as in T5. Parts of a fused
     projection come in many orders. A module may not tell how many heads it has.
+    Parameters may be factors of a product, or the weights of a linear function.
     """
+    transposed = structure.transposed_factors(adapter.projections)
+    if transposed != adapter.projections:
+        yield "parameters", "[outputs, inputs]", {"projections": transposed}
     if "scale" in adapter.designs:
         designs = {n: name for n, name in adapter.designs.items() if n != "scale"}
         query = f"({adapter.projections['query']} * d_k ** 0.5)"

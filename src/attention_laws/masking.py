@@ -778,18 +778,17 @@ def longer_padding(script: Script) -> None:
     longer[:, k_len:] &= adapter.causal
     masks = script.masks_for(longer)
     skip_unless(masks, "has no mask that could hide the padding")
+    is_stated = documented.counts_from_the_end(adapter.target)
     for mask in masks:
         try:
             assert_padding_is_unseen(script, longer, mask, slice(0, q_len))
         except LawViolation:
-            is_stated = documented.counts_from_the_end(adapter.target)
             if is_stated or belongs_in_front(script, mask, q_len):
                 raise Excused("its positions are counted from the last token") from None
             raise
     # How many are chosen may grow with the logarithm of the length, padding included.
-    if script.sizes.batch_size == 1 and "log" not in structure.identifiers(
-        adapter.target
-    ):
+    is_free = "log" not in structure.identifiers(adapter.target) and not is_stated
+    if script.sizes.batch_size == 1 and is_free:
         script.sizes = replace(script.sizes, q_len=MANY_CHOICES, k_len=MANY_CHOICES)
         longer = script.all_allowed(MANY_CHOICES + 2 * is_self, MANY_CHOICES + 2)
         longer[:, MANY_CHOICES:] &= adapter.causal

@@ -156,7 +156,7 @@ BEGINS_PATTERN = re.compile(
 )
 SEGMENT_PATTERN = re.compile(r"(seg(ment)?|doc(ument)?|seq(uence)?|sample|group)_?ids?")
 POSITION_PATTERN = re.compile(
-    r"position|^pos(_ids)?$|freqs|rope|rotary|^(cos|sin|cos_?sin)$"
+    r"position(?!\w*_bias$)|^pos(_ids)?$|freqs|rope|rotary|^(cos|sin|cos_?sin)$"
     r"|(input|segment|start)_pos"
     r"|coord|xyz|^(points|centers|pe)$"
 )

@@ -15,7 +15,7 @@ import inspect
 import math
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -200,7 +200,7 @@ def call_options(script: Script) -> None:
     if chunks:
         assert_chunks_change_nothing(script, chunks, of_call=True)
     for name in flags:
-        assert_flag_changes_nothing(script, name)
+        assert_flag_changes_nothing(script, name, chunks)
 
 
 def is_of_path(
@@ -211,20 +211,26 @@ def is_of_path(
     return is_off and documented.changes_nothing(target, parameter.name)
 
 
-def assert_flag_changes_nothing(script: Script, name: str) -> None:
+def assert_flag_changes_nothing(
+    script: Script, name: str, chunks: Sequence[str] = ()
+) -> None:
     """With a flag that is documented to choose a path, the output is the same.
 
-    So it is for many keys, which may be computed in chunks.
+    So it is for many keys, which may be computed in chunks, and in small chunks.
     """
     fixed = script.adapter.fixed_length
+    small = dict.fromkeys(chunks, str(SMALL_CHUNKS[0]))
     for length in [fixed] if fixed else [TOKENS, LONG]:
         # They may be more than its tables have.
         with script.using(q_len=length, k_len=length), script.attempt():
             for allowed, mask in script.mask_cases():
                 script.restart()
                 args = script.make_arguments(allowed, mask)
-                usual, other = script.call(args), script.call(args, **{name: "True"})
-                script.assert_close(usual, other, f"{{place}} differs with `{name}`")
+                for given in [{}, small] if small else [{}]:
+                    usual = script.call(args, **given)
+                    other = script.call(args, **{name: "True"}, **given)
+                    message = f"{{place}} differs with `{name}`"
+                    script.assert_close(usual, other, message)
 
 
 def assert_last_query_alone(script: Script, without: Adapter) -> None:

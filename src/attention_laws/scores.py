@@ -163,6 +163,8 @@ def large_scores(script: Script) -> None:
                 skip_unless(not is_beside, "its state overflows, and not its scores")
                 grow = scores_grow_with_layers(script, args)
                 skip_unless(not grow, "scores of a later layer are beyond float16")
+                is_beyond = largest == LARGEST_SCORE and exceed_half(script, args)
+                skip_unless(not is_beyond, "its scores are larger than their products")
                 is_sum = grows_with_scores(script, allowed, mask)
                 skip_unless(not is_sum, "its weights are not divided by their sum")
                 raise
@@ -265,6 +267,22 @@ def overflows_beside_scores(script: Script, args: CallArguments) -> bool:
             output = script.call(args)
         is_finite = script.evaluate(f"{output}.isfinite().all()")
     return bool(mode.count and not is_finite)
+
+
+def exceed_half(script: Script, args: CallArguments) -> bool:
+    """Whether scores that are computed in float32 are no finite numbers of float16.
+
+    They are not divided by the root of the width, but may be multiplied.
+    """
+    function = "attention"
+    with script.rollback(), script.attempt(), WeightsRecorder() as recorder:
+        inputs = tuple(script.assign(n, f"{n}.float()") for n in args.inputs)
+        if script.adapter.is_module:
+            function = "exact"
+            script.exec_line("exact = copy.deepcopy(attention).float()")
+        script.call(replace(args, inputs=inputs), function)
+    limit = torch.finfo(torch.float16).max
+    return any(bool((s[s > HIDDEN].abs() > limit).any()) for s in recorder.scores)
 
 
 def grows_with_scores(

@@ -557,7 +557,7 @@ class Script:
     def mask_source(self, allowed: Tensor, mask: MaskArgument) -> str:
         """The value of a mask argument, of this script's dtype and device."""
         sides = self.adapter.sides(allowed.shape[1])
-        if self.adapter.needs_causal_mask:
+        if self.adapter.needs_causal_mask and "q" in mask.axes:
             allowed = without_future(allowed)
         text = mask.to_source(allowed, self.sizes.heads, sides)
         if mask.kind == "causal":

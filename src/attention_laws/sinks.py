@@ -67,7 +67,7 @@ def sinks(script: Script) -> None:
     script.restart()
     args = make_equal_tokens(script, script.make_arguments())
     low, near = (
-        context_with_sinks(script, args, found, last, score) for score in ("-1e4", "20")
+        context_with_sinks(script, args, found, last, score) for score in ("-1e4", "12")
     )
     message = (
         f"`{found[0]}` takes no weight from the keys if it is near to their scores"
@@ -194,7 +194,7 @@ def values_beside_sink(script: Script, layers: dict[str, str]) -> list[int]:
     with script.using(q_len=1, k_len=1):
         script.restart()
         script.exec_line(f"layer = {layer}")
-        total = max(script.evaluate("layer.weight.shape"))
+        total = script.evaluate("layer.weight.shape[0]")
         places = torch.arange(total)
         thirds = places[-width:], places[:width], places[total // 3 :][:width]
         of_heads = places.view(width // sizes.d_k, -1)[:, -sizes.d_k :]

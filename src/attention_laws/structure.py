@@ -1131,6 +1131,16 @@ def other_fused_orders(
         yield "of the output: features, heads", {**projections, "out": out}
 
 
+def transposed_factors(projections: Mapping[str, str]) -> dict[str, str]:
+    r"""The same projections, with parameters that have a row for each output.
+
+    >>> transposed_factors({"query": "({} @ attention64.w_q)", "out": "out({})"})
+    {'query': '({} @ attention64.w_q.mT)', 'out': 'out({})'}
+    """
+    factor = r"(\{\} @ attention64\.[^ ]+)\)"
+    return {role: re.sub(factor, r"\1.mT)", p) for role, p in projections.items()}
+
+
 def orders_of_devices(
     projections: Mapping[str, str], heads: int
 ) -> Iterator[tuple[str, dict[str, str]]]:
@@ -1253,8 +1263,11 @@ def is_named_attention(kind: type[nn.Module]) -> bool:
 
 def projection_source(module: nn.Module, prefix: str, name: str) -> str:
     """A submodule is called; a raw parameter is the right factor of a product."""
-    path = f"{prefix}{name}"
-    is_parameter = name in dict(module.named_parameters())
+    path, part = f"{prefix}{name}", named_part(module, name)
+    is_parameter = isinstance(part, nn.Parameter)
+    if isinstance(part, nn.ModuleList):  # a layer beside its dropout
+        inner = parts_with_parameters(part)
+        path += f".{next(iter(inner))}" if len(inner) == 1 else ""
     source = f"attention64.{path}"
     if not all(part.isidentifier() for part in path.split(".")):
         getter = "get_parameter" if is_parameter else "get_submodule"

@@ -1861,6 +1861,15 @@ def attend_across_documents(qkv: Tensor, cu_seqlens: Tensor) -> Tensor:
 attend_across_documents.__doc__ = attend_in_documents.__doc__
 
 
+def attend_in_alignment(
+    q: Tensor, k: Tensor, v: Tensor, gate: Tensor | None = None
+) -> Tensor:
+    """q, k, v: `(batch, rows, heads, length, dim)`. gate: like v"""
+    weights = (q @ k.mT / q.shape[-1] ** 0.5).softmax(dim=-1)
+    context = weights @ v
+    return context if gate is None else context * gate.sigmoid()
+
+
 VIOLATING: Violations = {
     "batch_independence": [
         (attend_across_documents, {}),
@@ -1942,6 +1951,7 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("batch_independence", attend_in_alignment),
     ("batch_independence", attend_in_documents),
     ("batch_independence", RowsOfPairs),
     ("batch_independence", HistoryWithIds),

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -3055,6 +3055,55 @@ class ForgetsMemoryOfLayer(MemoryOfLayer):
         return 0
 
 
+class ChunkState(NamedTuple):
+    frames: Tensor
+    padding: Tensor  # True where there is no frame
+
+
+class ChunksWithLengths(SelfAttention):
+    """Frames of a chunk see all of it, and of those before.
+
+    Frames behind the length of a chunk are never attended to, by a later one neither.
+    """
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, lengths: Tensor | None = None, state: ChunkState | None = None
+    ) -> Any:
+        padding = torch.zeros(x.shape[:2], dtype=torch.bool, device=x.device)
+        if lengths is not None:
+            order = torch.arange(x.shape[1], device=x.device)
+            padding = order >= lengths[:, None]
+        if state is not None:
+            x_and_past = torch.cat([state.frames, x], dim=1)
+            padding = self.join_padding(state.padding, padding)
+        else:
+            x_and_past = x
+        y = Correct.forward(self, x, x_and_past, x_and_past, ~padding[:, None])
+        return y, ChunkState(x_and_past, padding)
+
+    def join_padding(self, past: Tensor, new: Tensor) -> Tensor:
+        return torch.cat([past, new], dim=1)
+
+
+class ForgetsPaddingOfChunks(ChunksWithLengths):
+    __doc__ = ChunksWithLengths.__doc__
+
+    def join_padding(self, past: Tensor, new: Tensor) -> Tensor:
+        return torch.cat([torch.zeros_like(past), new], dim=1)
+
+
+class KeepsPaddingOfLastChunk(ChunksWithLengths):
+    __doc__ = ChunksWithLengths.__doc__
+
+    def forward(
+        self, x: Tensor, lengths: Tensor | None = None, state: ChunkState | None = None
+    ) -> Any:
+        y, seen = super().forward(x, lengths, state)
+        padding = seen.padding.clone()
+        padding[:, : -x.shape[1]] = False
+        return y, ChunkState(seen.frames, padding)
+
+
 VIOLATING: Violations = {
     "batch_independence": [
         (attend_to_longest, {}),
@@ -3064,6 +3113,8 @@ VIOLATING: Violations = {
         (VerifiesAsManyDrafts, {}),
     ],
     "incremental_decoding": [
+        (KeepsPaddingOfLastChunk, {}),
+        (ForgetsPaddingOfChunks, {}),
         (ForgetsMemoryOfLayer, {}),
         (GrowsWithOtherPadding, {}),
         (DecoderKeepsMemory, {}),
@@ -3175,6 +3226,7 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("incremental_decoding", ChunksWithLengths),
     ("incremental_decoding", MemoryOfLayer),
     ("incremental_decoding", StaticOrGrowing),
     ("incremental_decoding", DecoderWithDict),

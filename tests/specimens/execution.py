@@ -1345,6 +1345,21 @@ class OneMaskInInference(SelfAttention):
         return Correct.forward(self, x, x, x, ~hidden)
 
 
+class PaddingOnlyInInference(OneMaskInInference):
+    __doc__ = OneMaskInInference.__doc__
+
+    def forward(
+        self,
+        x: Tensor,
+        src_mask: Tensor | None = None,
+        src_key_padding_mask: Tensor | None = None,
+    ) -> Any:
+        is_fast = not (self.training or torch.is_grad_enabled())
+        if is_fast and src_key_padding_mask is not None:
+            src_mask = None
+        return super().forward(x, src_mask, src_key_padding_mask)
+
+
 class BothMasksInInference(OneMaskInInference):
     forgets = False
     __doc__ = OneMaskInInference.__doc__
@@ -1356,6 +1371,7 @@ VIOLATING: Violations = {
     ],
     "eval_matches_train": [
         (OneMaskInInference, {}),
+        (PaddingOnlyInInference, {}),
         (MaskReplacesFuture, {}),
         (BiasOrPadding, {}),
         (LimitsScaleInTraining, {}),

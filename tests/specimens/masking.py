@@ -2095,6 +2095,55 @@ class FutureSeesHistory(Correct):
         return place >= 0 if lengths is None else place < lengths[:, None]
 
 
+class MaskInPlaceOfCausal(SelfAttention):
+    """Scores of other distances than those before come from another query.
+
+    mask: bool `(L, L)`, True is hidden; the future by default. A mask must hide the
+    future, too.
+    """
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.positions = nn.Linear(d_model // heads, 64)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Any:  # type: ignore[override]
+        length = x.shape[1]
+        if mask is None:
+            mask = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)
+        return Correct.forward(self, x, x, x, ~mask[None])
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        length = q.shape[2]
+        by_distance = self.positions(q)[..., :length].flip(-1)
+        padded = nn.functional.pad(by_distance, (1, 0))
+        padded = padded.view(*q.shape[:2], length + 1, length)[:, :, 1:]
+        return super().score(q, k) + padded.reshape(by_distance.shape)
+
+
+class MaskOfGroups(nn.Module):
+    """Heads have two axes: those of a group share keys and values."""
+
+    def __init__(self, d_model: int, heads: int, kv_heads: int) -> None:
+        super().__init__()
+        self.heads, self.kv_heads = heads, kv_heads
+        self.width = d_model // heads
+        self.q_proj = nn.Linear(d_model, d_model)
+        self.k_proj = nn.Linear(d_model, kv_heads * self.width)
+        self.v_proj = nn.Linear(d_model, kv_heads * self.width)
+        self.o_proj = nn.Linear(d_model, d_model)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        q = self.q_proj(x).unflatten(-1, (self.kv_heads, -1, self.width))
+        k = self.k_proj(x).unflatten(-1, (self.kv_heads, self.width))
+        v = self.v_proj(x).unflatten(-1, (self.kv_heads, self.width))
+        scores = torch.einsum("bqgnd,bkgd->bgnqk", q / self.width**0.5, k)
+        least = torch.finfo(scores.dtype).min
+        weights = scores.masked_fill(~mask, least).softmax(dim=-1)
+        context = torch.einsum("bgnqk,bkgd->bqgnd", weights, v)
+        y: Tensor = self.o_proj(context.flatten(2))
+        return y
+
+
 VIOLATING: Violations = {
     "allowed_keys_attended": [
         (IgnoresSameShape, {}),
@@ -2204,6 +2253,8 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("padding", MaskOfGroups(16, 4, 2)),
+    ("padding", MaskInPlaceOfCausal),
     ("padding", FutureSeesHistory),
     ("padding", KeepsForNobody),
     ("padding", SegmentPositions),

@@ -1316,6 +1316,42 @@ class BuiltToSumUnscaled(SumsChunksUnscaled):
         return torch.cat([weights @ half for half in v.chunk(2, dim=-1)][::-1], dim=-1)
 
 
+class FewKeysAtOnce(Correct):
+    """
+    Args:
+        low_memory: computes the same in chunks of keys.
+    """
+
+    rescales_sums = True
+
+    def forward(  # type: ignore[override]
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        low_memory: bool = False,
+        chunk_size: int = 512,
+    ) -> Any:
+        if not low_memory:
+            return super().forward(query, key, value)
+        q, k, v = self.query(query), self.key(key), self.value(value)
+        q, k, v = (self.split(x) for x in (q, k, v))
+        parts = self.score(q, k).split(chunk_size, dim=-1)
+        largest = torch.cat([part.amax(-1, keepdim=True) for part in parts], dim=-1)
+        factor = (largest - largest.amax(-1, keepdim=True)).exp()
+        shares = [(part - part.amax(-1, keepdim=True)).exp() for part in parts]
+        sums = torch.cat([share.sum(-1, keepdim=True) for share in shares], dim=-1)
+        total = (sums * factor if self.rescales_sums else sums).sum(-1, keepdim=True)
+        products = zip(shares, v.split(chunk_size, dim=2), strict=True)
+        context = torch.stack([share @ part for share, part in products], dim=-1)
+        return self.join((context * factor[..., None, :]).sum(-1) / total)
+
+
+class FewKeysUnscaled(FewKeysAtOnce):
+    rescales_sums = False
+    __doc__ = FewKeysAtOnce.__doc__
+
+
 VIOLATING: Violations = {
     "causality": [(MaskOfStackedHeads, {})],
     "constructor_options": [
@@ -1354,6 +1390,7 @@ VIOLATING: Violations = {
         (CausalFromFirstWithoutMask, {}),
     ],
     "call_options": [
+        (FewKeysUnscaled, {}),
         (SumsChunksUnscaled, {}),
         (PrefixSeesPadding, {}),
         (paged_window_of_longest, {}),
@@ -1367,6 +1404,7 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("call_options", FewKeysAtOnce),
     ("call_options", SumsChunksScaled),
     ("constructor_options", CeilingOfChosenSlices),
     ("call_options", PrefixOfCall),

@@ -650,6 +650,16 @@ class SeesOneMore(SeesOwnAndPast):
         return -self.window
 
 
+class WindowOfPast(SelfAttention):
+    """The caller hides the future, and the window what is too far in the past."""
+
+    window = 4
+
+    def forward(self, x: Tensor, mask: Tensor) -> Any:  # type: ignore[override]
+        ones = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device)
+        return Correct.forward(self, x, x, x, mask & ones.triu(1 - self.window))
+
+
 VIOLATING: Violations = {
     "repeated_tokens": [
         (SlotsOfSums, {}),
@@ -716,6 +726,7 @@ PASSING_ONE: Passes = [
 
 
 EXCUSED: Excuses = [
+    ("sliding_window", WindowOfPast, "`window` is not given"),
     ("beside_convolution", PriorBesideConvolution, "its call counts positions"),
     ("sliding_window", OneChunkForEachCall, "`window` is not given"),
     ("key_permutation", PlacesFromTheEnd, "positional encoding"),

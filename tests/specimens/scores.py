@@ -430,6 +430,13 @@ class LogitsAsTheyAre(SelfAttention):
         return q @ k.mT
 
 
+class MultipliesScores(SelfAttention):
+    """The scale is that of a smaller model with which it was tuned."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return 6 / q.shape[-1] * q @ k.mT
+
+
 VIOLATING: Violations = {
     "score_independence": [(ScoresOfTwoQueries, CAUSAL)],
     "score_scale": [
@@ -456,6 +463,7 @@ VIOLATING: Violations = {
 PASSING_ONE: Passes = [
     ("formula", LogitsAsTheyAre),
     ("formula", attend_and_merge),
+    ("large_scores", MultipliesScores),
     ("large_scores", NormInHalf),
     ("large_scores", PoolsWithMaximum),
     ("large_scores", RelativeProductsInFloat32),

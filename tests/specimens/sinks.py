@@ -7,7 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from specimens.base import Correct, Excuses, Passes, SelfAttention, Violations
+from specimens.base import (
+    Correct,
+    Excuses,
+    MaskedSelfAttention,
+    Passes,
+    SelfAttention,
+    Violations,
+)
 
 
 class Sinks(SelfAttention):
@@ -154,8 +161,44 @@ def attend_beside_unscaled_sinks(
     return (scores - largest).exp() @ v / total
 
 
+class SinksDividedAway(MaskedSelfAttention):
+    """What is left to the keys is divided by its sum, unless that is tiny."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.sinks = nn.Parameter(torch.zeros(heads))
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        assert mask is not None
+        scores = scores.masked_fill(~mask[:, None], -torch.inf)
+        weights = Sinks.weigh(self, scores, None)  # type: ignore[arg-type]
+        return weights / weights.sum(dim=-1, keepdim=True).clamp_min(1e-5)
+
+
+class SinksOfGroups(nn.Module):
+    """Few keys and values, in one layer, whose outputs are fewer than its inputs."""
+
+    def __init__(self, d_model: int, heads: int, kv_heads: int) -> None:
+        super().__init__()
+        self.heads, self.kv_heads = heads, kv_heads
+        width = d_model // heads
+        self.q = nn.Linear(d_model, d_model)
+        self.kv = nn.Linear(d_model, 2 * kv_heads * width)
+        self.o = nn.Linear(d_model, d_model)
+        self.sinks = nn.Parameter(torch.zeros(heads))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q = self.q(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        kv = self.kv(x).unflatten(-1, (2, self.kv_heads, -1)).permute(2, 0, 3, 1, 4)
+        k, v = kv.repeat_interleave(self.heads // self.kv_heads, dim=2)
+        weights = Sinks.weigh(self, q / q.shape[-1] ** 0.5 @ k.mT, None)  # type: ignore[arg-type]
+        y: Tensor = self.o((weights @ v).transpose(1, 2).flatten(2))
+        return y
+
+
 VIOLATING: Violations = {
     "sinks": [
+        (SinksDividedAway, {}),
         (SinksInEachScore, {}),
         (SinksOfOtherMaximum, {}),
         (attend_beside_unscaled_sinks, {}),
@@ -168,6 +211,7 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("sinks_compete", SinksOfGroups(48, 6, 2)),
     ("sinks_compete", OffByOne),
     ("sinks", SinksOfOneMaximum),
     ("sinks", SinksWithValues),
