@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
+from torch.utils.hooks import RemovableHandle
 
 from attention_laws import names, structure
 from attention_laws.source import source_with_bases
@@ -210,9 +211,34 @@ def call_with_vectors(
 
 
 def own_forward(model: nn.Module) -> Callable[..., Any]:
-    """The `forward` of the model itself, which takes ids."""
-    forward: Callable[..., Any] = super(type(model), model).forward  # type: ignore[misc]
-    return forward
+    """The `forward` of the model itself, which takes ids, or that of a compiled one."""
+    forward = super(type(model), model).forward  # type: ignore[misc]
+    found: Callable[..., Any] = vars(model).get(COMPILED_FORWARD, forward)
+    return found
+
+
+# The attribute of a model whose own `forward` is compiled.
+COMPILED_FORWARD = "compiled_forward"
+
+
+def compile_own_forward(model: nn.Module, backend: str) -> nn.Module:
+    """The model with a compiled `forward` of its own.
+
+    To trace the code around it, which gives it ids, too, would take twice as long.
+    """
+    compiled = copy.copy(model)
+    forward = torch.compile(own_forward(model), backend=backend)
+    vars(compiled)[COMPILED_FORWARD] = forward
+    return compiled
+
+
+def add_hook(
+    model: nn.Module, part: nn.Module, hook: Callable[..., Tensor]
+) -> RemovableHandle:
+    """Give a part of the model a forward hook, which is never compiled."""
+    if COMPILED_FORWARD in vars(model):
+        hook = torch.compiler.disable(hook)  # type: ignore[no-untyped-call]
+    return part.register_forward_hook(hook)
 
 
 def is_of_vectors(value: Any) -> bool:
@@ -254,7 +280,7 @@ def call_with_ids(
         return rows + 0 * output  # so that the table has a gradient
 
     ids_of = {id(vectors): each for vectors, each in zip(inputs, ids, strict=True)}
-    handles = [table.register_forward_hook(look_up) for table in tables]
+    handles = [add_hook(model, table, look_up) for table in tables]
     try:
         result = own_forward(model)(
             *(ids_of.get(id(value), value) for value in args),

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from attention_laws import caches, documented, names, structure
 from attention_laws.adapter import MaskArgument, without_future
-from attention_laws.embedded import takes_ids
+from attention_laws.embedded import TakesVectors, takes_ids
 from attention_laws.law import (
     Excused,
     LawViolation,
@@ -29,6 +29,7 @@ from attention_laws.law import (
     law,
     skip_unless,
 )
+from attention_laws.patches import TakesPatches
 from attention_laws.recorders import CalledFunctions, Squares, WeightsRecorder
 from attention_laws.script import CONTEXTS, CallArguments, Script
 from attention_laws.shared_caches import shared_caches
@@ -1199,7 +1200,9 @@ def compiled(script: Script) -> None:
     # After too many recompilations torch runs a function eagerly, which would compare
     # the eager output with itself.
     torch.compiler.reset()
-    script.exec_line(f"compiled = torch.compile(attention, backend={backend!r})")
+    is_wrapped = isinstance(script.evaluate("attention"), TakesVectors | TakesPatches)
+    function = "compile_own_forward" if is_wrapped else "torch.compile"
+    script.exec_line(f"compiled = {function}(attention, backend={backend!r})")
     log = logging.getLogger("torch._dynamo")
     level = log.level
     log.setLevel(logging.ERROR)  # a graph that breaks is no news

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from attention_laws import structure
-from attention_laws.embedded import SMALL_MODEL, own_forward, present_as
+from attention_laws.embedded import SMALL_MODEL, add_hook, own_forward, present_as
 
 # Sizes of vision models, whose large defaults would only cost time: four rows of four
 # patches.
@@ -94,7 +94,7 @@ def call_with_patches(
         return x
 
     args, kwargs = tree_map_only(Tensor, to_pixels, (args, kwargs))
-    handle = layer.register_forward_hook(embed)
+    handle = add_hook(model, layer, embed)
     try:
         return own_forward(model)(*args, **kwargs)
     finally:

@@ -29,6 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from attention_laws import (
     documented,
+    embedded,
     influence,
     rates,
     recorders,
@@ -78,7 +79,7 @@ OF_LAWS = (
 # Functions that the lines of a script may call; a program imports those that it uses.
 TOOLS = {
     name: function
-    for module in (tools, recorders, rates, influence, shared_caches)
+    for module in (tools, recorders, rates, influence, shared_caches, embedded)
     for name, function in vars(module).items()
     if inspect.isfunction(function) and function.__module__ == module.__name__
 }
@@ -844,7 +845,7 @@ class Script:
         body = "\n".join([*self.lines, last_line] if last_line else self.lines)
         used: dict[str, list[str]] = {}
         for name, function in TOOLS.items():
-            if f"{name}(" in body:
+            if re.search(rf"\b{name}\(", body):
                 used.setdefault(function.__module__, []).append(name)
         top = ["import copy", ""] if "copy." in body else []
         top += ["import torch", self.adapter.imports.rstrip("\n")]

@@ -3,6 +3,7 @@
 import inspect
 import itertools
 import json
+import warnings
 from typing import Any
 
 import pytest
@@ -402,3 +403,20 @@ def test_an_argument_for_padding_of_its_own_keeps_its_meaning() -> None:
     adapter = infer_adapter(of_vectors(HasPaddingMask), "Pools", "", Options())
     assert {mask.kind for mask in adapter.masks} <= {"attend", "attend_int"}
     assert adapter.masks
+
+
+class OtherIfCompiled(LanguageModel):
+    def forward(self, ids: Tensor, cache: Any = None) -> Any:
+        logits, cache = super().forward(ids, cache)
+        return (-logits if torch.compiler.is_compiling() else logits), cache
+
+
+def test_of_a_model_its_own_forward_is_compiled() -> None:
+    assert check(of_vectors(LanguageModel), only="compiled").passed
+    (failed,) = check(of_vectors(OtherIfCompiled), only="compiled").failed
+    assert failed.counterexample is not None
+    code = failed.counterexample.code
+    assert "from attention_laws.embedded import compile_own_forward\n" in code
+    # A trace that goes on behind the embedding asks each tensor for a gradient.
+    with warnings.catch_warnings(action="ignore"), pytest.raises(AssertionError):
+        exec(code, {"OtherIfCompiled": of_vectors(OtherIfCompiled)})
