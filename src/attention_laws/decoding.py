@@ -1183,7 +1183,7 @@ def decode_behind_padding(
         [t for t in owned_tensors([each]) if t.dtype == torch.bool]
         for each in (usual, script.evaluate(cache))
     )
-    if all(map(torch.equal, marks, found)):
+    if len(marks) == len(found) and all(map(torch.equal, marks, found)):
         return []
     outputs = []
     for start, count in ((2, 1), (3, script.sizes.k_len - 3)):

@@ -593,10 +593,13 @@ def changes_nothing(target: Any, flag: str) -> bool:
     ...     "chunked: less memory. The result is the same. causal: hides the future."
     >>> changes_nothing(attend, "chunked"), changes_nothing(attend, "causal")
     (True, False)
+    >>> attend.__doc__ = "chunked: computes the same in parts. causal: no future."
+    >>> changes_nothing(attend, "chunked")
+    True
     """
     things, same = r"(results?|outputs?)", r"(same|identical)"
     stated = rf"\b{things} (is|are|stays?) (the )?{same}\b|\b{same} {things}\b"
-    stated += r"|\b(computes?|gives?|returns?) the same\b"
+    stated += r"|\bcomputes? the same(?=[,.;:]| (in|with|by|but|at|using)\b)"
     return re.search(stated, entry(target, flag)) is not None
 
 
@@ -894,7 +897,8 @@ def needs_future_hidden(target: Any) -> bool:
     >>> needs_future_hidden(attend)
     True
     """
-    return says(target, r"\b(must|has to|should)\b.* (block|hide|mask)\b.*\bfuture\b")
+    hides = r"\b(must|has to|should)\b[^.]* (block|hide|mask)\b[^.]*\bfuture\b"
+    return says(target, hides)
 
 
 def gets_no_gradient(target: Any, argument: str) -> bool:

@@ -1235,6 +1235,11 @@ def designs_of_module(probe: CallProbe, module: nn.Module) -> dict[str, str]:
     off = structure.options_that_are_off(module)
     off |= {n for n, text in probe.adapter.init_args.items() if text == "{d_k}"}
     of_class = {d: name for d, name in probe.adapter.designs.items() if name not in off}
+    heads, d_k = probe.adapter.heads, probe.adapter.d_k
+    if heads != d_k > 1:  # a square of as many rows as heads mixes them
+        for name, parameter in module.named_parameters():
+            if parameter.shape == (heads, heads):
+                of_class.setdefault("talking", name)
     return {**structure.designs_of(module, off), **of_class}
 
 

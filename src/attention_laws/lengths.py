@@ -128,7 +128,8 @@ def assert_last_queries_stay_last(script: Script) -> None:
                     last = adapter.index(l=slice(k_len - q_len, None))
                     whole = script.assign("y", f"{script.call(args)}{last}")
                     query = script.assign("query", f"{args.inputs[0]}{last}")
-                    seen = script.call(replace(args, inputs=(query, *args.inputs[1:])))
+                    alone = replace(args, inputs=(query, *args.inputs[1:]))
+                    seen = script.call(alone)
                     claim = f"torch.allclose({whole}, {seen}, atol=1e-4)"
                     if not (is_meant or script.evaluate(claim)):
                         return
@@ -136,6 +137,11 @@ def assert_last_queries_stay_last(script: Script) -> None:
                     message = (
                         f"{{place}} of the last {q_len} differs from that among {k_len}"
                     )
+                    script.assert_close(whole, seen, message)
+                    script.context = CONTEXTS["no_grad"]
+                    seen = script.call(alone)
+                    message += f" under {script.context}"
+                    script.context = ""
                     script.assert_close(whole, seen, message)
 
 

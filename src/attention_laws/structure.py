@@ -241,7 +241,9 @@ def has_buckets(module: nn.Module) -> bool:
 def largest_distance(module: nn.Module) -> int | None:
     """The distance from which on all share a row: an attribute of a part or config."""
     parts: list[Any] = [*module.modules()]
-    parts += [part.config for part in parts if hasattr(part, "config")]
+    parts += [
+        vars(part)[n] for part in parts for n in CONFIG_ATTRIBUTES if n in vars(part)
+    ]
     for part in parts:
         for name in dir(part):
             if re.search(r"max_?(rel\w*_)?dist|max_rel_pos$", name):

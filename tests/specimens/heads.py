@@ -467,6 +467,17 @@ def share_in_turn_for_one(
     return share(q, k, v, scale)
 
 
+class MapsOverHeads(Correct):
+    """A learned map over the axis of the heads, in front of the softmax."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.pre = nn.Parameter(torch.eye(heads) + 0.1 * torch.randn(heads, heads))
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return torch.einsum("bhqk,hg->bgqk", super().score(q, k), self.pre)
+
+
 VIOLATING: Violations = {
     "shared_heads": [
         (share_in_turn_for_one, {}),
@@ -523,6 +534,7 @@ PASSING_ONE: Passes = [
 
 
 EXCUSED: Excuses = [
+    ("head_independence", MapsOverHeads, "its code has `pre`"),
     ("head_norms", TokensWithGlobalNorm, "written by hand"),
     ("head_norms", TokensWithCondition, "written by hand"),
     ("head_directions", OfVisualWidth, "heads are not of two directions"),

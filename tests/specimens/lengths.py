@@ -970,8 +970,29 @@ class AgesInHistory(MaskedSelfAttention):
         return Correct.forward(self, x, x, x, seen)
 
 
+class LastQueries(SelfAttention):
+    """Queries are the last tokens of the context."""
+
+    def forward(self, x: Tensor, context: Tensor | None = None) -> Any:  # type: ignore[override]
+        context = x if context is None else context
+        ones = torch.ones(x.shape[1], context.shape[1], device=x.device)
+        offset = 0 if self.is_fast(x.shape[1]) else context.shape[1] - x.shape[1]
+        return Correct.forward(self, x, context, context, ones.tril(offset)[None] > 0)
+
+    def is_fast(self, q_len: int) -> bool:
+        return False
+
+
+class FirstQueriesInInference(LastQueries):
+    """Queries are the last tokens of the context."""
+
+    def is_fast(self, q_len: int) -> bool:
+        return q_len > 1 and not torch.is_grad_enabled()
+
+
 VIOLATING: Violations = {
     "long_sequences": [
+        (FirstQueriesInInference, {}),
         (ForgetsPadsOfNewest, {}),
         (LastCountedFromFirst, {}),
         (RescalesIfAllGrow, {}),
@@ -999,6 +1020,7 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("long_sequences", LastQueries),
     ("long_sequences", PadsOfNewest),
     ("long_sequences", LastOfKeys),
     ("long_sequences", RecurrentToMemory),
