@@ -71,8 +71,9 @@ def incremental_decoding(script: Script) -> None:
     later calls of cross-attention do not need has to be in the cache, and after a reset
     there is nothing of an earlier context. Tokens that a full cache has dropped are not
     counted, nor those that were rejected; sequences in slots begin at other times.
-    Chunks of a stream, each of which sees some before it or none, are pieces, too. A
-    memory of past tokens has no gradient by intention; the new tokens keep theirs.
+    Chunks of a stream, each of which sees some before it or none, are pieces, too, and
+    padding that their state marks stays hidden from later ones. A memory of past tokens
+    has no gradient by intention; the new tokens keep theirs.
     """
     adapter, length = script.adapter, script.sizes.k_len
     skip_unless(length > 1, "needs two tokens")

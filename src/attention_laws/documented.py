@@ -881,12 +881,11 @@ def place_of_dropout(target: Any) -> str:
     used += r"|that (mixed|weighed|multiplied|averaged|combined) the \w+"
     given = r"(?i:weights|maps?|att(entio)?n|coefficients|probabilities|probs)"
     product = r"\b(weights|attn\w*|probs) @ v\w*`*[^.]*\btraining\b"
+    if stated := re.search(rf"\b{given}\b[^.]*\b({used})[^.]*|{product}", text):
+        return "before" if "before dropout" in stated[0] else "after"
     found = re.findall(
         r"(?:weight|attention|prob)[^.]*?\b(after|before) dropout\b", text
     )
-    is_used = re.search(rf"\b{given}\b[^.]*\b({used})|{product}", text)
-    if is_used and {*found} != {"before"}:
-        return "after"
     return found[0] if len({*found}) == 1 else ""
 
 

@@ -173,7 +173,8 @@ def call_options(script: Script) -> None:
     Flags may turn the attention into another. The sizes of chunks that are an
     implementation detail must not change the output, with and without masks, whatever
     the lengths of queries and keys: where the last chunks end, keys are left out by
-    mistake. Nor may a flag that is documented to give the same result.
+    mistake. Nor may a flag that is documented to give the same result, in chunks of any
+    size.
     """
     adapter = script.adapter
     known = {*adapter.inputs, *adapter.call_args, *adapter.extra_args}

@@ -50,7 +50,8 @@ def relative_table(script: Script) -> None:
     Python takes the last row. The sequence is as long as the table, so that each
     distance occurs. In causal attention, half of the rows are enough. Where distances
     share rows, as the buckets of T5, the last row begins near the largest distance, and
-    goes on behind it.
+    goes on behind it. In a window whose height is documented to come first, neighbors
+    in a row have one score, and those in a column.
     """
     adapter = script.adapter
     found = assert_offsets_of_windows_used(script)

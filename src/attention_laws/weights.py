@@ -84,7 +84,8 @@ def weights_match_output(script: Script) -> None:
     documentation tells whether they are from before or after dropout, they are tested
     for it. Those of one output for all tokens sum to one with hidden keys as without.
     Means over heads are compared where there is one head. Those of several layers have
-    to be results of a softmax that are applied.
+    to be results of a softmax that are applied. Weights that are documented as those
+    used are multiplied by a mask of the heads, too.
     """
     adapter = script.adapter
     assert_weights_are_applied(script)
