@@ -238,13 +238,16 @@ def has_buckets(module: nn.Module) -> bool:
     return any("bucket" in name for name in identifiers(module))
 
 
+def parts_and_configs(module: nn.Module) -> list[Any]:
+    """The module, its parts, and the configs that they keep."""
+    parts: list[Any] = [*module.modules()]
+    kept = [vars(part) for part in parts]
+    return parts + [own[n] for own in kept for n in CONFIG_ATTRIBUTES if n in own]
+
+
 def largest_distance(module: nn.Module) -> int | None:
     """The distance from which on all share a row: an attribute of a part or config."""
-    parts: list[Any] = [*module.modules()]
-    parts += [
-        vars(part)[n] for part in parts for n in CONFIG_ATTRIBUTES if n in vars(part)
-    ]
-    for part in parts:
+    for part in parts_and_configs(module):
         for name in dir(part):
             if re.search(r"max_?(rel\w*_)?dist|max_rel_pos$", name):
                 value = getattr(part, name)
@@ -261,8 +264,7 @@ def largest_batch(module: Any) -> int | None:
     >>> largest_batch(module), largest_batch(nn.Module())
     (4, None)
     """
-    parts: list[Any] = [*module.modules()] if isinstance(module, nn.Module) else []
-    parts += [vars(part).get(name) for part in parts for name in CONFIG_ATTRIBUTES]
+    parts = parts_and_configs(module) if isinstance(module, nn.Module) else []
     found = (getattr(part, name, None) for part in parts for name in BATCH_ATTRIBUTES)
     return min((n for n in found if type(n) is int), default=None)
 

@@ -15,9 +15,7 @@ from specimens.base import (
     ShiftsByOption,
     Violations,
 )
-from specimens.positions import (
-    Buckets,
-)
+from specimens.positions import Buckets
 
 
 class LastRowUnused(RelativeTable):
